@@ -1,0 +1,128 @@
+"""Check config values against the annotations of what they configure.
+
+Every configurable thing is a callable whose parameters carry their types and, where a type says too little, a range:
+
+    @dataclass(frozen=True)
+    class Dirichlet:
+        alpha: Annotated[float, Above(0)]
+        mode: Literal["per_class", "per_client"]
+
+`check_arguments` compares a mapping of config values with such a signature and raises one `ConfigError` that names
+the key, what was given and what is allowed. The same works for a user's own class.
+"""
+
+import inspect
+import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bfl_bench.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Above:
+    """A number strictly above `bound`."""
+
+    bound: float
+
+    def __contains__(self, value: float) -> bool:
+        return value > self.bound
+
+    def __str__(self) -> str:
+        return f"above {self.bound:g}"
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A number of at least `bound`."""
+
+    bound: float
+
+    def __contains__(self, value: float) -> bool:
+        return value >= self.bound
+
+    def __str__(self) -> str:
+        return f"of at least {self.bound:g}"
+
+
+@dataclass(frozen=True)
+class Between:
+    """A number in the closed interval [low, high]."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"from {self.low:g} to {self.high:g}"
+
+
+def check_arguments(
+    target: Callable[..., Any], values: Mapping[str, Any], supplied: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The checked keyword arguments for `target`; `supplied` names parameters that the program itself fills in."""
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in supplied
+    }
+    for name in values:
+        if name not in parameters:
+            close = get_close_matches(name, parameters, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise ConfigError(name, values[name], f"no such key; the keys are {', '.join(parameters)}{hint}")
+    for name, parameter in parameters.items():
+        if name in values:
+            check_value(name, values[name], hints.get(name, Any))
+        elif parameter.default is parameter.empty:
+            raise ConfigError(name, None, f"{describe(hints.get(name, Any))}; the key is missing")
+    return dict(values)
+
+
+def check_value(key: str, value: Any, annotation: Any) -> None:
+    if not _fits(value, annotation):
+        raise ConfigError(key, value, describe(annotation))
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    if annotation is Any:
+        return True
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _fits(value, arguments[0]) and (value is None or all(value in bound for bound in arguments[1:]))
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation is None:
+        return value is None
+    return isinstance(value, annotation) if isinstance(annotation, type) else True
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in words, for the end of an error message."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return " ".join([describe(arguments[0]), " and ".join(str(bound) for bound in arguments[1:])])
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(argument) for argument in arguments)
+    if origin is Literal:
+        return ", ".join(str(choice) for choice in arguments)
+    if origin is list:
+        return f"a list of which each is {describe(arguments[0])}"
+    words = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+    return words.get(annotation, "null" if annotation in (None, type(None)) else getattr(annotation, "__name__", "anything"))

@@ -1,0 +1,46 @@
+"""What every dataset loads to, whatever it is made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from pathlib import Path
+from torch import Tensor
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+"""Turns raw inputs (n, ...) into augmented network inputs (n, ...), drawing per example from the generator."""
+
+
+@dataclass(frozen=True)
+class Split:
+    x: Tensor  # (n, ...)
+    y: Tensor  # (n,) int64
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def to(self, device: torch.device) -> "Split":
+        return Split(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Train and test examples. `augment` maps `train.x` to network inputs; where it is None they are such already."""
+
+    train: Split
+    test: Split
+    num_classes: int
+    augment: Augment | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.test.x.shape[1:])
+
+
+class DatasetConfig(Protocol):
+    """A dataset as configured: everything but the data."""
+
+    name: str
+
+    def load(self, data_dir: Path) -> Dataset: ...

@@ -1,0 +1,36 @@
+"""The errors a user can meet. Each is one clear sentence; the command line prints it without a traceback."""
+
+
+class BflError(Exception):
+    """Something the user can act on; `exit_code` is what the command returns for it."""
+
+    exit_code = 1
+
+
+class ConfigError(BflError):
+    """The experiment as written cannot run: `key: got X, allowed: Y`."""
+
+    exit_code = 2
+
+    def __init__(self, key: str, got: object, allowed: str) -> None:
+        super().__init__(f"{key}: got {got!r}, allowed: {allowed}")
+        self.key, self.got, self.allowed = key, got, allowed
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, object, str]]:
+        return ConfigError, (self.key, self.got, self.allowed)  # sweeps send errors between processes
+
+    def below(self, prefix: str) -> "ConfigError":
+        """The same error, its key prefixed by where the object stands in the config."""
+        return ConfigError(f"{prefix}.{self.key}" if self.key else prefix, self.got, self.allowed)
+
+
+class DataError(BflError):
+    """A dataset is missing, incomplete or altered."""
+
+
+class RunError(BflError):
+    """A run folder cannot be used: locked, unwritable, or made by another config."""
+
+
+class DivergedError(BflError):
+    """A loss, a parameter or a posterior became NaN or infinite."""
