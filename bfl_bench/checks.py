@@ -14,7 +14,7 @@ the key, what was given and what is allowed. The same works for a user's own cla
 import inspect
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -63,26 +63,38 @@ class Between:
 
 
 def check_arguments(
-    target: Callable[..., Any], values: Mapping[str, Any], supplied: tuple[str, ...] = ()
+    target: Callable[..., Any],
+    values: Mapping[str, Any],
+    supplied: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The checked keyword arguments for `target`; `supplied` names parameters that the program itself fills in."""
+    """The checked keyword arguments for `target`.
+
+    `supplied` names parameters that the program itself fills in; `also` names keys that stand beside these in the
+    config, for the hint in a message about a misspelt one.
+    """
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(target).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in supplied
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in supplied
     }
     for name in values:
         if name not in parameters:
-            close = get_close_matches(name, parameters, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise ConfigError(name, values[name], f"no such key; the keys are {', '.join(parameters)}{hint}")
+            raise ConfigError(name, values[name], unknown_key(name, (*parameters, *also)))
     for name, parameter in parameters.items():
         if name in values:
             check_value(name, values[name], hints.get(name, Any))
         elif parameter.default is parameter.empty:
             raise ConfigError(name, None, f"{describe(hints.get(name, Any))}; the key is missing")
     return dict(values)
+
+
+def unknown_key(name: str, keys: Sequence[str]) -> str:
+    close = get_close_matches(name, keys, 1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"no such key; the keys are {', '.join(keys) or 'none'}{hint}"
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:
@@ -95,7 +107,9 @@ def _fits(value: Any, annotation: Any) -> bool:
         return True
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _fits(value, arguments[0]) and (value is None or all(value in bound for bound in arguments[1:]))
+        return _fits(value, arguments[0]) and (
+            value is None or all(value in bound for bound in arguments[1:])
+        )
     if origin in (Union, types.UnionType):
         return any(_fits(value, argument) for argument in arguments)
     if origin is Literal:
@@ -125,4 +139,7 @@ def describe(annotation: Any) -> str:
     if origin is list:
         return f"a list of which each is {describe(arguments[0])}"
     words = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
-    return words.get(annotation, "null" if annotation in (None, type(None)) else getattr(annotation, "__name__", "anything"))
+    return words.get(
+        annotation,
+        "null" if annotation in (None, type(None)) else getattr(annotation, "__name__", "anything"),
+    )

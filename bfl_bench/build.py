@@ -1,0 +1,199 @@
+"""From a resolved config to objects: first everything that needs no data, checked, then the data and what depends on it.
+
+A group's node names its callable with `_target_`; the other keys are its arguments, checked against its annotations.
+"""
+
+import functools
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import nn
+
+from bfl_bench.checks import Above, AtLeast, check_arguments
+from bfl_bench.data.dataset import Dataset, DatasetConfig
+from bfl_bench.data.partition import Partition, PartitionConfig
+from bfl_bench.data.sources import default_data_dir
+from bfl_bench.engine import Engine, EvalSettings, Worker
+from bfl_bench.errors import ConfigError
+from bfl_bench.flat import FlatModel
+from bfl_bench.method import LocalSettings, Method, Task
+from bfl_bench.rng import derive_seed
+from bfl_bench.run import Experiment
+
+GROUPS = ("dataset", "partition", "model", "method", "aggregator", "engine")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys at the top of the config."""
+
+    seed: Annotated[int, AtLeast(0)]
+    rounds: Annotated[int, AtLeast(1)]
+    num_clients: Annotated[int, AtLeast(1)]
+    participation: Annotated[float, Above(0)]
+    device: Literal["auto", "cpu", "cuda"]
+    threads: Annotated[int, AtLeast(1)]
+    data_dir: str | None
+    out: str
+    force: bool
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    lr: Annotated[float, Above(0)]
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    every: Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked config: what can be built without data."""
+
+    settings: Settings
+    device: torch.device
+    dataset: DatasetConfig
+    partition: PartitionConfig
+    make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
+    method: Method
+    engine: Engine
+    local: LocalSettings
+    server: ServerSettings
+    eval: EvalSettings
+    checkpoint: CheckpointSettings
+
+
+def plan(config: Mapping[str, Any]) -> Plan:
+    """Check every key, type and range, and every combination that needs no data."""
+    sections = {
+        "local": LocalSettings,
+        "server": ServerSettings,
+        "eval": EvalSettings,
+        "checkpoint": CheckpointSettings,
+    }
+    for key in (*GROUPS, *sections):
+        if not isinstance(config.get(key), dict):
+            raise ConfigError(key, config.get(key), "a group of keys, as in conf/")
+    top = {key: value for key, value in config.items() if key not in GROUPS and key not in sections}
+    settings = Settings(**check_arguments(Settings, top, also=(*GROUPS, *sections)))
+    if settings.participation > 1 and settings.participation != int(settings.participation):
+        raise ConfigError(
+            "participation",
+            settings.participation,
+            "a fraction above 0 up to 1, or a whole number of clients",
+        )
+    if settings.participation > max(1, settings.num_clients):
+        raise ConfigError(
+            "participation", settings.participation, f"at most num_clients, {settings.num_clients}"
+        )
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
+    use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    return Plan(
+        settings=settings,
+        device=torch.device("cuda" if use_gpu else "cpu"),
+        dataset=construct("dataset", config),
+        partition=construct("partition", config),
+        make_model=construct("model", config, supplied=("input_shape", "num_classes")),
+        method=_construct_method(config),
+        engine=construct("engine", config),
+        **{key: _section(key, cls, config[key]) for key, cls in sections.items()},
+    )
+
+
+def construct(group: str, config: Mapping[str, Any], supplied: tuple[str, ...] = ()) -> Any:
+    """The object a group's node describes, or a function of the `supplied` arguments that makes it."""
+    target = _target(group, config)
+    values = {key: value for key, value in config[group].items() if key != "_target_"}
+    if "name" not in inspect.signature(target).parameters:
+        values.pop("name", None)
+    try:
+        arguments = check_arguments(target, values, supplied)
+        return functools.partial(target, **arguments) if supplied else target(**arguments)
+    except ConfigError as error:
+        raise error.below(group) from None
+
+
+def _construct_method(config: Mapping[str, Any]) -> Any:
+    """The method, with the aggregation rule it asks for by a parameter of that name."""
+    rule, method = config["aggregator"].get("name"), config["method"].get("name")
+    takes_rule = "aggregator" in inspect.signature(_target("method", config)).parameters
+    if takes_rule and rule == "none":
+        raise ConfigError("aggregator", rule, f"a rule; method {method} needs one")
+    if not takes_rule and rule != "none":
+        raise ConfigError("aggregator", rule, f"none; method {method} takes no aggregator")
+    if not takes_rule:
+        return construct("method", config)
+    aggregator = construct("aggregator", config, supplied=("means", "variances", "weights"))
+    return construct("method", config, supplied=("aggregator",))(aggregator=aggregator)
+
+
+def _target(group: str, config: Mapping[str, Any]) -> Callable[..., Any]:
+    path = config[group].get("_target_")
+    if not isinstance(path, str):
+        raise ConfigError(f"{group}._target_", path, "the dotted path of a class or function")
+    try:
+        target: Callable[..., Any] = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{group}._target_", path, f"something that can be imported ({error})") from None
+    return target
+
+
+def _section(key: str, cls: type, values: Mapping[str, Any]) -> Any:
+    try:
+        return cls(**check_arguments(cls, values))
+    except ConfigError as error:
+        raise error.below(key) from None
+
+
+def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
+    """Load the data, split it, make the network; check what only the data can tell."""
+    settings = plan.settings
+    torch.set_num_threads(settings.threads)
+    data_dir = Path(settings.data_dir).expanduser() if settings.data_dir else default_data_dir()
+    dataset = plan.dataset.load(data_dir)
+    try:
+        partition = plan.partition.split(
+            dataset.train.y.numpy(), dataset.num_classes, settings.num_clients, settings.seed
+        )
+    except ConfigError as error:
+        raise error if error.key == "num_clients" else error.below("partition") from None
+    with torch.random.fork_rng():
+        torch.manual_seed(derive_seed(settings.seed, "model"))
+        module = plan.make_model(dataset.input_shape, dataset.num_classes)
+    task = Task(FlatModel(module, plan.device), plan.local, plan.server.lr, partition.sizes)
+    worker = Worker(
+        task=task,
+        method=plan.method,
+        train=dataset.train.to(plan.device),
+        test=dataset.test.to(plan.device),
+        augment=dataset.augment,
+        client_indices=tuple(torch.from_numpy(indices).to(plan.device) for indices in partition.indices),
+        settings=plan.eval,
+        seed=settings.seed,
+    )
+    experiment = Experiment(
+        worker=worker,
+        engine=plan.engine,
+        seed=settings.seed,
+        rounds=settings.rounds,
+        cohort_size=_cohort_size(settings.participation, partition.sizes),
+        checkpoint_every=plan.checkpoint.every,
+        partition_info=partition.info,
+    )
+    return experiment, dataset, partition
+
+
+def _cohort_size(participation: float, sizes: tuple[int, ...]) -> int:
+    """Clients per round: `participation` of all, at least one, at most those that have data."""
+    with_data = sum(size > 0 for size in sizes)
+    wanted = int(participation) if participation > 1 else max(1, round(participation * len(sizes)))
+    return min(wanted, with_data)

@@ -1,0 +1,80 @@
+"""The state of a run on disk after a round: tensors in safetensors files, the rest in a JSON manifest.
+
+Every file name carries the round that wrote it, and the manifest, renamed into place last, names the files that
+belong together. A run killed at any moment therefore finds a whole checkpoint: the new one or the one before.
+Nothing in it executes on load.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from bfl_bench.method import Tensors
+from bfl_bench.records import read_json, write_json
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    round: int
+    state: Tensors
+    memories: dict[int, Tensors]
+    notes: dict[str, Any]  # what the round loop wants back: lengths of tables, running totals
+
+
+class CheckpointFolder:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._clients: dict[int, str] = {}  # client id -> file of its newest private state
+
+    def save(
+        self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Mapping[str, Any]
+    ) -> None:
+        """Write the server's state and the private states that changed since the last call."""
+        self._path.mkdir(exist_ok=True)
+        server = f"server-{round_}.safetensors"
+        self._write(server, state)
+        clients = self._clients | {client: f"client-{client}-{round_}.safetensors" for client in changed}
+        for client, memory in changed.items():
+            self._write(clients[client], memory)
+        write_json(
+            self._path / _MANIFEST,
+            {
+                "round": round_,
+                "server": server,
+                "clients": {str(k): v for k, v in clients.items()},
+                "notes": dict(notes),
+            },
+        )
+        outdated = {self._clients[client] for client in changed if client in self._clients}
+        for path in [*self._path.glob("server-*.safetensors"), *(self._path / name for name in outdated)]:
+            if path.name != server and path.name not in clients.values():
+                path.unlink(missing_ok=True)
+        self._clients = clients
+
+    def load(self, device: torch.device) -> Checkpoint | None:
+        """The newest whole checkpoint; None where there is none. Files that belong to none are removed."""
+        manifest = read_json(self._path / _MANIFEST)
+        if manifest is None:
+            return None
+        self._clients = {int(client): name for client, name in manifest["clients"].items()}
+        kept = {manifest["server"], *self._clients.values(), _MANIFEST}
+        for path in self._path.iterdir():
+            if path.name not in kept:
+                path.unlink()
+        return Checkpoint(
+            round=manifest["round"],
+            state=load_file(self._path / manifest["server"], device=str(device)),
+            memories={
+                c: load_file(self._path / name, device=str(device)) for c, name in self._clients.items()
+            },
+            notes=manifest["notes"],
+        )
+
+    def _write(self, name: str, tensors: Tensors) -> None:
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self._path / name)

@@ -1,0 +1,75 @@
+"""The image datasets that are read from files: MNIST, Fashion-MNIST, CIFAR-10 and SVHN."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.data.augment import (
+    auto_augment,
+    check_normalisation,
+    cutout,
+    normalise,
+    random_crop,
+    random_flip,
+)
+from bfl_bench.data.dataset import Dataset, Split
+from bfl_bench.data.sources import load_arrays
+from bfl_bench.errors import ConfigError
+
+# Channels and side of the square images: lets a wrong config fail before anything is read.
+SHAPES = {"mnist": (1, 28), "fashion_mnist": (1, 28), "cifar10": (3, 32), "svhn": (3, 32)}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Ten classes of images; augmentation, where switched on, in the order of FOLA's Table I."""
+
+    name: str
+    source: Literal["mnist", "fashion_mnist", "cifar10", "svhn"]
+    mean: list[float]
+    std: list[Annotated[float, Above(0)]]
+    crop_padding: Annotated[int, AtLeast(0)]
+    crop_fill: Annotated[int, Between(0, 255)] | Literal["reflect"]
+    flip: bool
+    autoaugment: bool
+    cutout: Annotated[int, AtLeast(0)]
+
+    def __post_init__(self) -> None:
+        channels, side = SHAPES[self.source]
+        check_normalisation(self.mean, self.std, channels)
+        if self.crop_padding >= side:
+            raise ConfigError("crop_padding", self.crop_padding, f"0 to {side - 1} for {side}x{side} images")
+        if self.cutout > side:
+            raise ConfigError("cutout", self.cutout, f"0 to {side} for {side}x{side} images")
+        if self.autoaugment and channels != 3:
+            raise ConfigError("autoaugment", True, f"false for {self.source}: its images are grey")
+
+    def load(self, data_dir: Path) -> Dataset:
+        arrays = load_arrays(self.source, data_dir)
+        augmented = self.crop_padding > 0 or self.flip or self.autoaugment or self.cutout > 0
+        train_x = torch.tensor(arrays.train_x)
+        return Dataset(
+            Split(train_x if augmented else self.normalise(train_x), torch.tensor(arrays.train_y)),
+            Split(self.normalise(torch.tensor(arrays.test_x)), torch.tensor(arrays.test_y)),
+            num_classes=10,
+            augment=self.augment if augmented else None,
+        )
+
+    def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Raw uint8 training images (n, c, h, w) to augmented network inputs."""
+        if self.crop_padding > 0:
+            x = random_crop(x, self.crop_padding, self.crop_fill, generator)
+        if self.flip:
+            x = random_flip(x, generator)
+        if self.autoaugment:
+            x = auto_augment(x, generator)
+        if self.cutout > 0:
+            x = cutout(x, self.cutout, generator)
+        return self.normalise(x)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return normalise(x, 255, self.mean, self.std)

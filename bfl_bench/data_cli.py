@@ -1,0 +1,85 @@
+"""`bfl-data`: list, get and verify the files of the datasets."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from bfl_bench.data.sources import SOURCES, default_data_dir
+from bfl_bench.errors import BflError, ConfigError
+
+EMBEDDED = {
+    "digits": ("handwritten digits, 1,797 grey images of 8 x 8", "BSD 3-Clause, as part of scikit-learn"),
+    "synthetic": ("drawn anew from the seed of each run", "none needed"),
+}
+INTERRUPTED = 130  # what shells report for a command stopped by Ctrl-C
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    data_dir = (arguments.data_dir or default_data_dir()).expanduser()
+    try:
+        if arguments.command == "list":
+            print_table(data_dir)
+            return 0
+        known = [*SOURCES, *EMBEDDED]
+        for name in arguments.names:
+            if name not in known:
+                raise ConfigError("dataset", name, ", ".join(known))
+        return max(run_command(arguments.command, name, data_dir) for name in arguments.names)
+    except BflError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("bfl-data: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bfl-data", description="List, get and verify the datasets.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    descriptions = {
+        "list": "show which datasets there are and whether their files are here (a quick look, no checksums)",
+        "get": "download what is missing, replace what is altered",
+        "verify": "compare every file with its published checksum",
+    }
+    for command, description in descriptions.items():
+        below = commands.add_parser(command, help=description, description=description)
+        if command != "list":
+            below.add_argument("names", nargs="+", metavar="NAME", help="as shown by `bfl-data list`")
+        below.add_argument(
+            "--data-dir", type=Path, metavar="D", help="default: $BFL_DATA_DIR, else the user's cache folder"
+        )
+    return parser.parse_args(argv)
+
+
+def print_table(data_dir: Path) -> None:
+    rows = [("name", "status", "content", "licence")]
+    for source in SOURCES.values():
+        rows.append((source.name, source.status(data_dir).state, source.description, source.licence))
+    rows += [(name, "embedded", *words) for name, words in EMBEDDED.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print(f"data folder: {data_dir}")
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def run_command(command: str, name: str, data_dir: Path) -> int:
+    """One dataset's exit code; a failure is reported here, so that the other datasets have their turn."""
+    try:
+        if name in EMBEDDED:
+            print(f"{name}: embedded, there is nothing to {command}")
+        elif command == "get":
+            SOURCES[name].get(data_dir)
+            print(f"{name}: present and verified in {SOURCES[name].status(data_dir).where}")
+        else:
+            SOURCES[name].verify(data_dir)
+            print(f"{name}: every file is as published, in {SOURCES[name].status(data_dir).where}")
+    except BflError as error:
+        return report(error)
+    return 0
+
+
+def report(error: BflError) -> int:
+    print(f"bfl-data: {error}", file=sys.stderr)
+    return error.exit_code

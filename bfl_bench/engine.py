@@ -1,0 +1,114 @@
+"""Engines map jobs (data, not closures) to replies, in the order of the jobs. A job is one client's turn."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+import torch
+
+from bfl_bench.checks import AtLeast
+from bfl_bench.data.dataset import Augment, Split
+from bfl_bench.errors import DivergedError
+from bfl_bench.evaluate import Scores, evaluate
+from bfl_bench.method import Client, Method, Task, Tensors
+from bfl_bench.rng import derive_seed, stream
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """When and how models are evaluated."""
+
+    every: Annotated[int, AtLeast(1)]
+    local_every: Annotated[int, AtLeast(0)]
+    batch_size: Annotated[int, AtLeast(1)]
+    draws: Annotated[int, AtLeast(1)]
+    local_draws: Annotated[int, AtLeast(1)]
+    ece_bins: Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class Job:
+    round: int
+    client_id: int
+    memory: Tensors | None
+    evaluate_local: bool
+
+
+@dataclass(frozen=True)
+class Reply:
+    client_id: int
+    message: Tensors
+    memory: Tensors | None
+    metrics: dict[str, float]
+    scores: Scores | None  # of the local model on the global test set
+    train_seconds: float
+    evaluation_seconds: float
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Everything a job needs besides itself: the same in every process of a run."""
+
+    task: Task
+    method: Method
+    train: Split
+    test: Split
+    augment: Augment | None
+    client_indices: tuple[torch.Tensor, ...]  # per client, on the device of the data
+    settings: EvalSettings
+    seed: int
+
+    def run(self, broadcast: Tensors, job: Job) -> Reply:
+        started = time.perf_counter()
+        client = Client(job.client_id, self.train, self.client_indices[job.client_id], self.augment)
+        names = ("client", job.round, job.client_id)
+        with torch.random.fork_rng():
+            torch.manual_seed(derive_seed(self.seed, *names, "layers"))  # for dropout in a user's network
+            update = self.method.client_update(
+                self.task, broadcast, job.memory, client, stream(self.seed, *names)
+            )
+        where = f"round {job.round}, client {job.client_id}"
+        check_finite({**update.message, **update.local}, where)
+        for name, value in update.metrics.items():
+            check_finite({name: torch.tensor(value)}, where)
+        trained = time.perf_counter()
+        scores = self._evaluate(update.local, names) if job.evaluate_local else None
+        return Reply(
+            client_id=job.client_id,
+            message=update.message,
+            memory=update.memory,
+            metrics=update.metrics,
+            scores=scores,
+            train_seconds=trained - started,
+            evaluation_seconds=time.perf_counter() - trained,
+        )
+
+    def _evaluate(self, model: Tensors, names: tuple[str, int, int]) -> Scores:
+        rng = stream(self.seed, *names, "evaluate")
+        draws = self.method.draws(self.task, model, self.settings.local_draws, rng)
+        return evaluate(self.task.model, draws, self.test, self.settings.batch_size, self.settings.ece_bins)
+
+
+class Engine(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def run(self, worker: Worker, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]: ...
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """One client after the other in this process; a reply is handed on before the next client starts."""
+
+    name: str
+
+    def run(self, worker: Worker, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for job in jobs:
+            yield worker.run(broadcast, job)
+
+
+def check_finite(tensors: Tensors, where: str) -> None:
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise DivergedError(f"{where}: {name} became NaN or infinite; a smaller local.lr often helps")

@@ -1,0 +1,122 @@
+"""A network whose parameters are views into one flat vector.
+
+Loading a model is one copy, a gradient is one vector, and an SGD step, a prior pull or a sum of squared gradients is
+one operation, whatever the network. The vector is `[trainable | statistics]`: floating-point buffers, such as
+BatchNorm's running statistics, travel behind the parameters and take no gradient.
+
+Convolution weights (out, in, height, width) lie channels-last in the vector, in the order (out, height, width, in),
+and the module sees them through `permute`: that memory format makes a convolution step markedly cheaper on a CPU.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the module and where it lies in the vector."""
+
+    name: str
+    shape: torch.Size
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape.numel()
+
+    def view(self, vector: Tensor) -> Tensor:
+        """This tensor, in the module's shape, as a view into `vector`."""
+        part = vector[self.start : self.stop]
+        if len(self.shape) == 4:
+            out_channels, in_channels, height, width = self.shape
+            return part.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)
+        return part.view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which part of the vector is which tensor: the trainable ones first, then the statistics."""
+
+    entries: tuple[Entry, ...]
+    num_trainable: int
+
+    @property
+    def size(self) -> int:
+        return self.entries[-1].stop if self.entries else 0
+
+    def to_state_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """Named tensors in PyTorch's own shapes and order in memory, for files and other programs."""
+        return {
+            entry.name: entry.view(vector).clone(memory_format=torch.contiguous_format)
+            for entry in self.entries
+        }
+
+    def from_state_dict(self, tensors: dict[str, Tensor]) -> Tensor:
+        vector = torch.empty(self.size)
+        for entry in self.entries:
+            entry.view(vector).copy_(tensors[entry.name])
+        return vector
+
+
+def _lay_out(module: nn.Module) -> Layout:
+    entries: list[Entry] = []
+    start = 0
+
+    def append(name: str, shape: torch.Size) -> None:
+        nonlocal start
+        entries.append(Entry(name, shape, start))
+        start = entries[-1].stop
+
+    for name, parameter in module.named_parameters():
+        append(name, parameter.shape)
+    num_trainable = start
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            append(name, buffer.shape)
+    return Layout(tuple(entries), num_trainable)
+
+
+class FlatModel:
+    """The one working copy of a network: `vector` and `gradient` are its storage, to be overwritten at will."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        # Moving or casting afterwards would give the module storage of its own, so that comes first.
+        self.module = module.to(device=device, dtype=torch.float32)
+        self.layout = _lay_out(self.module)
+        self.vector = torch.empty(self.layout.size, device=device)
+        self.gradient = torch.zeros(self.layout.num_trainable, device=device)
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        for entry in self.layout.entries:
+            tensor = tensors[entry.name]
+            view = entry.view(self.vector)
+            view.copy_(tensor.data)
+            tensor.data = view
+            if entry.stop <= self.layout.num_trainable:
+                tensor.grad = entry.view(self.gradient)
+        self.assert_views()
+
+    @property
+    def trainable(self) -> Tensor:
+        return self.vector[: self.layout.num_trainable]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.module(x)
+        return logits
+
+    def load(self, vector: Tensor) -> None:
+        self.vector.copy_(vector)
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """The gradient of `loss` as one vector (P,); the same storage at every call."""
+        self.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return self.gradient
+
+    def assert_views(self) -> None:
+        """A cast or a replaced parameter silently detaches the module from the vector: better to stop."""
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        for entry in self.layout.entries:
+            if tensors[entry.name].data_ptr() != entry.view(self.vector).data_ptr():
+                raise AssertionError(f"{entry.name} is no longer a view into the flat vector")

@@ -1,0 +1,74 @@
+"""Local training that the methods share: minibatch SGD on the flat vector."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name the whole field uses)
+from torch import Tensor
+
+from bfl_bench.method import Client, LocalSettings, Task
+
+Adjust = Callable[[Tensor, Tensor, int], None]
+"""Called as `adjust(parameters, gradient, batch_size)` before each step; changes `gradient` in place."""
+
+_GATHERED_EXAMPLES = 1024  # minibatches are sliced out of blocks of about this size: fewer, larger gathers
+
+
+@dataclass(frozen=True)
+class Trained:
+    vector: Tensor  # (P,) the network after training
+    num_steps: int
+    metrics: dict[str, float]  # train_loss and train_acc over the last epoch
+
+
+def minibatches(
+    client: Client, local: LocalSettings, rng: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Inputs, labels and whether the epoch is the last, over all local epochs, each in an order of its own."""
+    orders = torch.stack([torch.randperm(len(client), generator=rng) for _ in range(local.epochs)])
+    orders = orders.to(client.indices.device)  # (epochs, n), one transfer
+    block = local.batch_size * max(1, _GATHERED_EXAMPLES // local.batch_size)
+    for epoch, order in enumerate(orders):
+        last = epoch == local.epochs - 1
+        for positions in order.split(block):
+            x, y = client.gather(positions, rng)
+            for start in range(0, len(y), local.batch_size):
+                stop = start + local.batch_size
+                yield x[start:stop], y[start:stop], last
+
+
+def train_sgd(
+    task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust | None = None
+) -> Trained:
+    """SGD from `start` on the client's cross-entropy, as torch.optim.SGD computes it; nothing waits for the device.
+
+    The order within a step: gradient of the minibatch mean, `adjust`, clipping of the norm, weight decay, momentum.
+    """
+    local, model = task.local, task.model
+    model.load(start)
+    model.module.train()
+    parameters = model.trainable
+    velocity = torch.zeros_like(parameters) if local.momentum else None
+    loss_sum = torch.zeros((), device=parameters.device)
+    num_correct = torch.zeros((), device=parameters.device, dtype=torch.long)
+    num_steps = 0
+    for x, y, last_epoch in minibatches(client, local, rng):
+        logits = model(x)
+        loss = F.cross_entropy(logits, y)
+        gradient = model.backward(loss)
+        if adjust is not None:
+            adjust(parameters, gradient, len(y))
+        if local.clip is not None:
+            gradient.mul_((local.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))
+        if local.weight_decay:
+            gradient.add_(parameters, alpha=local.weight_decay)
+        if velocity is not None:
+            gradient = velocity.mul_(local.momentum).add_(gradient)
+        parameters.add_(gradient, alpha=-local.lr)
+        num_steps += 1
+        if last_epoch:
+            loss_sum.add_(loss.detach(), alpha=len(y))
+            num_correct.add_((logits.detach().argmax(1) == y).sum())
+    metrics = {"train_loss": loss_sum.item() / len(client), "train_acc": num_correct.item() / len(client)}
+    return Trained(model.vector.clone(), num_steps, metrics)

@@ -1,0 +1,78 @@
+"""The papers' networks. Each is a function (input_shape, num_classes, options) -> torch module.
+
+ReLU follows max-pooling rather than preceding it: the same function (both are monotone), on a quarter of the values.
+"""
+
+import math
+from typing import Annotated
+
+from torch import nn
+
+from bfl_bench.checks import AtLeast
+from bfl_bench.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+
+def mlp(input_shape: Shape, num_classes: int, hidden: list[Annotated[int, AtLeast(1)]]) -> nn.Module:
+    """Fully connected layers of the given widths with ReLU between them."""
+    widths = [math.prod(input_shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+
+
+def softmax(input_shape: Shape, num_classes: int) -> nn.Module:
+    """Multinomial logistic regression: one linear layer."""
+    return mlp(input_shape, num_classes, hidden=[])
+
+
+def lenet(input_shape: Shape, num_classes: int) -> nn.Module:
+    """The LeNet of BFL-P, BA-BFL and FedLPA: convolutions with 6 and 16 filters, then 120-84-classes."""
+    channels, flattened = _convolved("lenet", input_shape, 16)
+    return nn.Sequential(
+        *_block(channels, 6),
+        *_block(6, 16),
+        nn.Flatten(),
+        nn.Linear(flattened, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, num_classes),
+    )
+
+
+def cnn(input_shape: Shape, num_classes: int) -> nn.Module:
+    """FOLA's CIFAR-10 network: convolutions with 32 and 64 filters, then 512-classes; Xavier weights, zero biases."""
+    channels, flattened = _convolved("cnn", input_shape, 64)
+    network = nn.Sequential(
+        *_block(channels, 32),
+        *_block(32, 64),
+        nn.Flatten(),
+        nn.Linear(flattened, 512),
+        nn.ReLU(),
+        nn.Linear(512, num_classes),
+    )
+    for layer in network:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return network
+
+
+def _block(in_channels: int, out_channels: int) -> list[nn.Module]:
+    return [nn.Conv2d(in_channels, out_channels, kernel_size=5), nn.MaxPool2d(2), nn.ReLU()]
+
+
+def _convolved(name: str, input_shape: Shape, out_channels: int) -> tuple[int, int]:
+    """Channels of the input, and features after two blocks of 5x5 convolution and 2x2 pooling."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < 16:
+        raise ConfigError(
+            "model",
+            name,
+            f"a network for inputs of shape {input_shape}; {name} needs (channels, height, width) with sides of at least 16",
+        )
+    channels, height, width = input_shape
+    height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+    return channels, out_channels * height * width

@@ -1,0 +1,191 @@
+"""The files of a run: names, columns, schema version, and how they are written. Knows no torch.
+
+A file is written aside and renamed, so a reader never sees half of it. The tables grow by appending; the checkpoint
+notes their lengths, and resuming cuts them back to those: what a killed round left behind disappears.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from bfl_bench.errors import RunError
+
+SCHEMA_VERSION = 1
+
+METRICS = "metrics.csv"
+TIMING = "timing.csv"
+CLIENTS = "clients.csv"
+SUMMARY = "summary.json"
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+PARTITION = "partition.npz"
+PARTITION_FIGURE = "partition.png"
+CURVES_FIGURE = "curves.png"
+CHECKPOINT = "checkpoint"
+LOCK = ".lock"
+
+METRICS_COLUMNS = (
+    "round",
+    "ga",
+    "la",
+    "ece",
+    "nll",
+    "brier",
+    "worst10",
+    "train_loss",
+    "train_acc",
+    "bytes_up",
+    "bytes_down",
+)
+TIMING_COLUMNS = ("round", "client_seconds", "server_seconds", "evaluation_seconds", "peak_memory_mb")
+CLIENTS_COLUMNS = ("round", "client", "size", "accuracy", "nll", "ece")
+
+# Keys that cannot change a result: they stay out of a run's identity.
+WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra")
+
+Cell = int | float | None
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a resolved config that decides the results."""
+    return {key: value for key, value in config.items() if key not in WITHOUT_EFFECT}
+
+
+def folder_name(config: Mapping[str, Any]) -> str:
+    """dataset, partition, method, aggregator, seed, and a short hash of all that decides the results."""
+    text = json.dumps(identity(config), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    partition = config["partition"]["name"]
+    if "alpha" in config["partition"]:
+        partition += f"-{config['partition']['alpha']}"
+    parts = [config["dataset"]["name"], partition, config["method"]["name"]]
+    if config["aggregator"]["name"] != "none":
+        parts.append(config["aggregator"]["name"])
+    return "_".join([*parts, f"seed{config['seed']}", digest])
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_bytes(content)
+    aside.replace(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_text(
+        path, json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n"
+    )
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The content, or None where the file does not exist."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise RunError(
+            f"{path} has schema version {content.get('schema_version')}, this program reads {SCHEMA_VERSION}; "
+            "use the version of bfl-bench that wrote it, or another `out` folder"
+        )
+    return content
+
+
+class Table:
+    """A CSV file that grows by rows. Columns beyond the given ones come with the first row."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.path = path
+        self.columns = tuple(columns)
+        self.length = 0  # bytes
+
+    def resume(self, length: int) -> None:
+        """Continue a table that was `length` bytes long when the checkpoint was written."""
+        if length == 0:
+            self.path.unlink(missing_ok=True)
+            return
+        if not self.path.exists() or self.path.stat().st_size < length:
+            raise RunError(f"{self.path} is shorter than its checkpoint says; start over with force=true")
+        os.truncate(self.path, length)
+        with self.path.open(newline="") as file:
+            self.columns = tuple(next(csv.reader(file)))
+        self.length = length
+
+    def append(self, rows: Sequence[Mapping[str, Cell]]) -> None:
+        if not rows:
+            return
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        if self.length == 0:
+            self.columns += tuple(name for name in rows[0] if name not in self.columns)
+            writer.writerow(self.columns)
+        for row in rows:
+            if unknown := set(row) - set(self.columns):
+                raise ValueError(f"{self.path.name} has no column {', '.join(sorted(unknown))}")
+            writer.writerow([format_cell(row.get(name)) for name in self.columns])
+        with self.path.open("a", newline="") as file:
+            file.write(text.getvalue())
+        self.length = self.path.stat().st_size
+
+
+def format_cell(value: Cell) -> str:
+    """The shortest text that reads back as the same number; nothing for what was not measured."""
+    return "" if value is None else repr(value)
+
+
+def read_table(path: Path) -> list[dict[str, float | None]]:
+    with path.open(newline="") as file:
+        return [
+            {key: float(cell) if cell else None for key, cell in row.items()} for row in csv.DictReader(file)
+        ]
+
+
+def finished_summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The summary of a run that is over; None where there is none, or only a part of one."""
+    if not (folder / CONFIG).exists():
+        return None
+    if identity(yaml.safe_load((folder / CONFIG).read_text())) != identity(config):
+        raise RunError(
+            f"{folder} belongs to another config (see its {CONFIG}); use another `out`, or force=true"
+        )
+    summary = read_json(folder / SUMMARY)
+    return summary if summary and summary["status"] in ("done", "diverged") else None
+
+
+def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
+    """Write the config of a run that begins, or continues; with `force`, remove an earlier run first."""
+    if force:
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+    write_text(folder / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it for this process alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunError(f"another process is running in {folder}; wait for it, or stop it") from None
+    try:
+        yield
+    finally:
+        lock.release()

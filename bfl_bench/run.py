@@ -1,0 +1,266 @@
+"""The round loop: cohort, broadcast, local training, server update, evaluation, records, checkpoint."""
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bfl_bench import records
+from bfl_bench.checkpoint import CheckpointFolder
+from bfl_bench.engine import Engine, Job, Reply, Worker, check_finite
+from bfl_bench.errors import DivergedError
+from bfl_bench.evaluate import Scores, evaluate
+from bfl_bench.method import Tensors
+from bfl_bench.metrics import worst_tenth
+from bfl_bench.rng import stream
+
+Row = dict[str, records.Cell]
+OnRound = Callable[[int, Row | None], None]
+"""Called after every round with its number and, where it was evaluated, its row of metrics.csv."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run with everything loaded: what `run` needs besides a folder to write to."""
+
+    worker: Worker
+    engine: Engine
+    seed: int
+    rounds: int
+    cohort_size: int
+    checkpoint_every: int
+    partition_info: Mapping[str, Any]
+
+    def cohort(self, round_: int) -> list[int]:
+        """The clients of a round, in ascending order; clients without examples are never drawn."""
+        eligible = [client for client, size in enumerate(self.worker.task.sizes) if size > 0]
+        chosen = torch.randperm(len(eligible), generator=stream(self.seed, "cohort", round_))[
+            : self.cohort_size
+        ]
+        return sorted(eligible[i] for i in chosen.tolist())
+
+    def count_steps(self) -> int:
+        """SGD steps of the whole run."""
+        local, sizes = self.worker.task.local, self.worker.task.sizes
+        rounds = (self.cohort(round_) for round_ in range(1, self.rounds + 1))
+        return (
+            sum(math.ceil(sizes[client] / local.batch_size) for cohort in rounds for client in cohort)
+            * local.epochs
+        )
+
+
+@dataclass
+class _Round:
+    """What a round has measured so far, filled in while its replies arrive."""
+
+    replies: list[Reply] = field(default_factory=list)  # their messages dropped
+    memories: dict[int, Tensors] = field(default_factory=dict)
+    bytes_up: int = 0
+    waited_seconds: float = 0.0  # the server's time spent waiting for clients
+
+
+def run(experiment: Experiment, folder: Path, on_round: OnRound) -> dict[str, Any]:
+    """Run, or continue, an experiment in a folder that this process holds; returns what summary.json says."""
+    (folder / records.SUMMARY).unlink(missing_ok=True)
+    try:
+        _run_rounds(experiment, folder, on_round)
+    except DivergedError as error:
+        return _write_summary(experiment, folder, "diverged", str(error))
+    except KeyboardInterrupt:
+        _write_summary(experiment, folder, "interrupted", None)
+        raise
+    return _write_summary(experiment, folder, "done", None)
+
+
+def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None:
+    worker, method, task = experiment.worker, experiment.worker.method, experiment.worker.task
+    tables = {
+        records.METRICS: records.Table(folder / records.METRICS, records.METRICS_COLUMNS),
+        records.TIMING: records.Table(folder / records.TIMING, records.TIMING_COLUMNS),
+        records.CLIENTS: records.Table(folder / records.CLIENTS, records.CLIENTS_COLUMNS),
+    }
+    checkpoints = CheckpointFolder(folder / records.CHECKPOINT)
+    saved = checkpoints.load(task.model.vector.device)
+    if saved is None:
+        state = method.init(task, stream(experiment.seed, "init"))
+        memories: dict[int, Tensors] = {}
+        totals = {"bytes_up": 0, "bytes_down": 0}
+        finished = 0
+    else:
+        state, memories, totals, finished = saved.state, saved.memories, saved.notes["totals"], saved.round
+    for name, table in tables.items():
+        table.resume(saved.notes["lengths"][name] if saved else 0)
+
+    unsaved: dict[int, Tensors] = {}
+    for round_ in range(finished + 1, experiment.rounds + 1):
+        measured = _Round()
+        cohort = experiment.cohort(round_)
+        broadcast = method.broadcast(task, state)
+        replies = _collect(experiment, state, memories, broadcast, cohort, round_, measured)
+        started = time.perf_counter()
+        state, server_metrics = method.server_update(
+            task, state, replies, stream(experiment.seed, "server", round_)
+        )
+        check_finite(state, f"round {round_}, server")
+        server_seconds = time.perf_counter() - started - measured.waited_seconds
+        memories |= measured.memories
+        unsaved |= measured.memories
+        totals["bytes_up"] += measured.bytes_up
+        totals["bytes_down"] += _num_bytes(broadcast) * len(cohort)
+
+        started = time.perf_counter()
+        row: Row | None = None
+        if _is_due(round_, worker.settings.every, experiment.rounds):
+            row = _metrics_row(round_, _evaluate_global(experiment, state, round_), measured, task.sizes)
+            row |= {**totals, **server_metrics}
+            tables[records.METRICS].append([row])
+        evaluation_seconds = (
+            time.perf_counter() - started + sum(r.evaluation_seconds for r in measured.replies)
+        )
+        tables[records.CLIENTS].append(_client_rows(round_, measured, task.sizes))
+        tables[records.TIMING].append(
+            [
+                {
+                    "round": round_,
+                    "client_seconds": sum(reply.train_seconds for reply in measured.replies),
+                    "server_seconds": server_seconds,
+                    "evaluation_seconds": evaluation_seconds,
+                    "peak_memory_mb": _peak_memory_mb(),
+                }
+            ]
+        )
+        if round_ % experiment.checkpoint_every == 0 or round_ == experiment.rounds:
+            lengths = {name: table.length for name, table in tables.items()}
+            checkpoints.save(round_, state, unsaved, {"totals": totals, "lengths": lengths})
+            unsaved = {}
+        on_round(round_, row)
+
+
+def _collect(
+    experiment: Experiment,
+    state: Tensors,
+    memories: Mapping[int, Tensors],
+    broadcast: Tensors,
+    cohort: list[int],
+    round_: int,
+    measured: _Round,
+) -> Iterator[tuple[int, Tensors]]:
+    """The cohort's messages as they come, noting in `measured` all but the messages."""
+    worker = experiment.worker
+    evaluate_local = _is_due(round_, worker.settings.local_every, experiment.rounds)
+    jobs = (
+        Job(
+            round_,
+            client,
+            memories[client] if client in memories else worker.method.init_client(worker.task, state, client),
+            evaluate_local,
+        )
+        for client in cohort
+    )
+    asked = time.perf_counter()
+    for reply in experiment.engine.run(worker, broadcast, jobs):
+        measured.waited_seconds += time.perf_counter() - asked
+        if reply.memory is not None:
+            measured.memories[reply.client_id] = reply.memory
+        measured.bytes_up += _num_bytes(reply.message)
+        message = reply.message
+        measured.replies.append(replace(reply, message={}, memory=None))
+        yield reply.client_id, message
+        asked = time.perf_counter()
+
+
+def _is_due(round_: int, every: int, last: int) -> bool:
+    return round_ == last or (every > 0 and round_ % every == 0)
+
+
+def _evaluate_global(experiment: Experiment, state: Tensors, round_: int) -> Scores:
+    worker = experiment.worker
+    draws = worker.method.draws(
+        worker.task, state, worker.settings.draws, stream(experiment.seed, "evaluate", round_)
+    )
+    scores = evaluate(
+        worker.task.model, draws, worker.test, worker.settings.batch_size, worker.settings.ece_bins
+    )
+    check_finite({"test NLL": torch.tensor(scores.nll)}, f"round {round_}, server")
+    return scores
+
+
+def _metrics_row(round_: int, scores: Scores, measured: _Round, sizes: tuple[int, ...]) -> Row:
+    local = [reply.scores.accuracy for reply in measured.replies if reply.scores]
+    row: Row = {
+        "round": round_,
+        "ga": scores.accuracy,
+        "la": _mean_by_size([(r.client_id, r.scores.accuracy) for r in measured.replies if r.scores], sizes),
+        "ece": scores.ece,
+        "nll": scores.nll,
+        "brier": scores.brier,
+        "worst10": worst_tenth(local) if local else None,
+    }
+    for name in measured.replies[0].metrics:
+        row[name] = _mean_by_size(
+            [(reply.client_id, reply.metrics[name]) for reply in measured.replies], sizes
+        )
+    return row
+
+
+def _mean_by_size(values: list[tuple[int, float]], sizes: tuple[int, ...]) -> float | None:
+    if not values:
+        return None
+    return math.fsum(sizes[client] * value for client, value in values) / sum(
+        sizes[client] for client, _ in values
+    )
+
+
+def _client_rows(round_: int, measured: _Round, sizes: tuple[int, ...]) -> list[Row]:
+    return [
+        {
+            "round": round_,
+            "client": reply.client_id,
+            "size": sizes[reply.client_id],
+            "accuracy": reply.scores.accuracy,
+            "nll": reply.scores.nll,
+            "ece": reply.scores.ece,
+        }
+        for reply in measured.replies
+        if reply.scores
+    ]
+
+
+def _write_summary(experiment: Experiment, folder: Path, status: str, reason: str | None) -> dict[str, Any]:
+    path = folder / records.METRICS
+    rows = records.read_table(path) if path.exists() else []
+    best = max(rows, key=lambda row: (row["ga"] or 0.0, -(row["round"] or 0.0)), default=None)
+    summary = {
+        "status": status,
+        "reason": reason,
+        "rounds": experiment.rounds,
+        "final": rows[-1] if rows else None,
+        "best": best,
+        "rounds_to_ga": {
+            f"{percent}%": next(
+                (int(row["round"] or 0) for row in rows if (row["ga"] or 0.0) * 100 >= percent), None
+            )
+            for percent in range(30, 100, 10)
+        },
+        "partition": dict(experiment.partition_info),
+    }
+    records.write_json(folder / records.SUMMARY, summary)
+    return summary
+
+
+def _num_bytes(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _peak_memory_mb() -> float:
+    """Peak resident memory of this process, or the peak allocated on the GPU where there is one."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 1e6
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -1,0 +1,44 @@
+"""Compose configs in tests as the command line does."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from bfl_bench import records
+from bfl_bench.build import load, plan
+from bfl_bench.cli import config_folder
+from bfl_bench.run import Experiment, run
+
+COMMAND = str(Path(sys.executable).with_name("bfl-run"))
+
+SMALL = (
+    "dataset=synthetic dataset.train_samples=120 dataset.test_samples=40 dataset.num_classes=3 dataset.shape=[1,4,4] "
+    "num_clients=5 rounds=3 local.epochs=2 local.batch_size=16 local.lr=0.05 model.hidden=[8] partition.min_size=5"
+).split()
+"""Overrides that make a run small: clients of unequal size, a fraction of a second."""
+
+
+def resolve(*overrides: str) -> dict[str, Any]:
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose("config", list(overrides))
+    resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return resolved  # type: ignore[no-any-return]
+
+
+def experiment(*overrides: str) -> Experiment:
+    return load(plan(resolve(*overrides)))[0]
+
+
+def run_in(folder: Path, *overrides: str, experiment_: Experiment | None = None) -> str:
+    """Run in a folder and give back metrics.csv."""
+    folder.mkdir(exist_ok=True)
+    run(experiment_ or experiment(*overrides), folder, lambda round_, row: None)
+    return (folder / records.METRICS).read_text()
+
+
+def only_folder(out: Path) -> Path:
+    (folder,) = [path for path in out.iterdir() if path.is_dir()]
+    return folder

@@ -1,0 +1,107 @@
+"""A tiny federation built directly from tensors: clients of unequal size, labels that can be learnt a little."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bfl_bench.data.dataset import Augment, Split
+from bfl_bench.engine import EvalSettings, Worker
+from bfl_bench.flat import FlatModel
+from bfl_bench.method import Client, LocalSettings, Method, Task, Tensors
+
+CPU = torch.device("cpu")
+SIZES = (7, 12, 4)
+NUM_FEATURES = 5
+NUM_CLASSES = 3
+
+
+def make_local(**changes: Any) -> LocalSettings:
+    """Two epochs of small batches; no size in SIZES but one is a multiple of the batch size."""
+    values: dict[str, Any] = {
+        "epochs": 2,
+        "batch_size": 4,
+        "lr": 0.2,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "clip": None,
+    }
+    return LocalSettings(**values | changes)
+
+
+def make_module() -> nn.Module:
+    """Smooth, so that a rounding error stays one: no ReLU that could switch."""
+    return nn.Sequential(nn.Linear(NUM_FEATURES, 6), nn.Tanh(), nn.Linear(6, NUM_CLASSES))
+
+
+def make_task(
+    module: nn.Module | None = None, sizes: Sequence[int] = SIZES, server_lr: float = 1.0, **local: Any
+) -> Task:
+    return Task(FlatModel(module or make_module(), CPU), make_local(**local), server_lr, tuple(sizes))
+
+
+def make_split(num: int, shape: tuple[int, ...] = (NUM_FEATURES,), seed: int = 1) -> Split:
+    """Normal inputs, no two alike; the label is the largest of the first features, one time in five another."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, *shape, generator=generator)
+    y = x.flatten(1)[:, :NUM_CLASSES].argmax(1)
+    noise = torch.rand(num, generator=generator) < 0.2
+    return Split(x, torch.where(noise, (y + 1) % NUM_CLASSES, y))
+
+
+def make_clients(
+    sizes: Sequence[int] = SIZES, shape: tuple[int, ...] = (NUM_FEATURES,), augment: Augment | None = None
+) -> list[Client]:
+    """Clients of these sizes; their examples lie scattered over the training set."""
+    total = sum(sizes)
+    train = make_split(total, shape)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(2))
+    return [Client(id_, train, indices, augment) for id_, indices in enumerate(order.split(list(sizes)))]
+
+
+def make_worker(method: Method, sizes: Sequence[int] = SIZES, seed: int = 3, **local: Any) -> Worker:
+    clients = make_clients(sizes)
+    return Worker(
+        task=make_task(sizes=sizes, **local),
+        method=method,
+        train=clients[0].train,
+        test=make_split(25, seed=4),
+        augment=None,
+        client_indices=tuple(client.indices for client in clients),
+        settings=EvalSettings(every=1, local_every=1, batch_size=10, draws=3, local_draws=3, ece_bins=15),
+        seed=seed,
+    )
+
+
+def generator(seed: int = 5) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_start(task: Task, seed: int = 6) -> Tensor:
+    """A model that differs from the one the network holds; statistics, which may be variances, are positive."""
+    start = torch.randn(task.model.layout.size, generator=generator(seed)) * 0.5
+    start[task.model.layout.num_trainable :].abs_().add_(0.1)
+    return start
+
+
+def train_clients(
+    method: Method,
+    task: Task,
+    state: Tensors,
+    clients: Sequence[Client],
+    seeds: Mapping[int, int] | None = None,
+) -> list[tuple[int, Tensors]]:
+    """What the clients send back in one round."""
+    broadcast = method.broadcast(task, state)
+    replies = []
+    for client in clients:
+        rng = generator(seeds[client.id] if seeds else 100 + client.id)
+        memory = method.init_client(task, state, client.id)
+        replies.append((client.id, method.client_update(task, broadcast, memory, client, rng).message))
+    return replies
+
+
+def run_round(method: Method, task: Task, state: Tensors, clients: Sequence[Client]) -> Tensors:
+    replies = train_clients(method, task, state, clients)
+    return method.server_update(task, state, iter(replies), generator(7))[0]

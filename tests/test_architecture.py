@@ -1,0 +1,73 @@
+"""Imports point down: a module may import only modules of lower layers, or its own package."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "bfl_bench"
+LAYERS = [  # from the bottom
+    {"errors"},
+    {"checks", "rng", "flat", "records"},
+    {"metrics", "aggregators", "show"},
+    {"data", "models"},
+    {"method"},
+    {"local"},
+    {"point"},
+    {"methods", "evaluate", "checkpoint", "environment"},
+    {"engine"},
+    {"run"},
+    {"build"},
+    {"cli", "data_cli"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names below bfl_bench that a file imports, wherever the import stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+def part_of(name: str) -> str | None:
+    parts = name.split(".")
+    return parts[1] if parts[0] == "bfl_bench" and len(parts) > 1 and parts[1] in RANK else None
+
+
+def test_every_module_has_a_layer() -> None:
+    found = {path.stem for path in PACKAGE.glob("*.py")} | {
+        p.parent.name for p in PACKAGE.glob("*/__init__.py")
+    }
+    assert found - {"__init__"} == set(RANK)
+
+
+def test_imports_point_down() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if here == "__init__":
+            continue
+        for other in filter(None, map(part_of, imported(path))):
+            assert other == here or RANK[other] < RANK[here], f"{path.name} ({here}) imports {other}"
+
+
+def test_methods_do_not_import_one_another() -> None:
+    for path in (PACKAGE / "methods").glob("*.py"):
+        assert not [name for name in imported(path) if name.startswith("bfl_bench.methods")], path
+
+
+def test_records_and_show_know_no_torch() -> None:
+    for name in ("records.py", "show.py", "errors.py", "checks.py"):
+        assert not [module for module in imported(PACKAGE / name) if module.split(".")[0] == "torch"], name
+
+
+def test_only_build_and_cli_know_hydra() -> None:
+    knowing = {
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        if any(module.split(".")[0] in ("hydra", "omegaconf") for module in imported(path))
+    }
+    assert knowing <= {"build.py", "cli.py"}

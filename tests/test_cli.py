@@ -1,0 +1,252 @@
+"""The installed command, as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from filelock import FileLock
+
+from bfl_bench import cli, records
+from tests.composing import COMMAND, SMALL, only_folder
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def bfl_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Call the command's main function in this process, in a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # so that main's own setting is undone after the test
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["bfl-run", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Result(code, *capfd.readouterr())
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    result = bfl_run(*SMALL)
+    assert result.code == 0, result.err
+    folder = only_folder(tmp_path / "outputs")
+    assert folder.name.startswith("synthetic_dirichlet-0.1_fedavg_seed0_")
+    assert {path.name for path in folder.iterdir()} - {".lock"} == {
+        "metrics.csv", "timing.csv", "clients.csv", "summary.json", "config.yaml", "environment.json",
+        "partition.npz", "partition.png", "curves.png", "checkpoint",
+    }  # fmt: skip
+    assert "global accuracy" in result.out
+    assert str(folder.relative_to(tmp_path)) in result.out
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    assert lines[0] == "round,ga,la,ece,nll,brier,worst10,train_loss,train_acc,bytes_up,bytes_down"
+    assert [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3"]
+    assert (folder / "clients.csv").read_text().startswith("round,client,size,accuracy,nll,ece\n1,0,")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["schema_version"]) == ("done", records.SCHEMA_VERSION)
+    assert set(summary["rounds_to_ga"]) == {f"{p}%" for p in range(30, 100, 10)}
+    assert json.loads((folder / "environment.json").read_text())["partition_sha256"]
+
+    first = (folder / "metrics.csv").read_bytes()
+    written = (folder / "metrics.csv").stat().st_mtime_ns
+    again = bfl_run(*SMALL, "engine=sequential", "checkpoint.every=2")  # cannot change the result
+    assert "finished earlier" in again.out
+    assert (folder / "metrics.csv").stat().st_mtime_ns == written
+    assert bfl_run(*SMALL, "force=true").code == 0
+    assert (folder / "metrics.csv").stat().st_mtime_ns > written
+    assert (folder / "metrics.csv").read_bytes() == first
+
+    sweep = bfl_run("-m", *SMALL, "seed=0,1")
+    assert sweep.code == 0
+    assert "1 done, 1 skipped" in sweep.out
+    assert sum(path.is_dir() for path in (tmp_path / "outputs").iterdir()) == 2
+
+
+def test_sweep_points_equal_single_runs(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert bfl_run("-m", *SMALL, "method=fedprox", "local.lr=0.1,0.01", "out=sweep").code == 0
+    assert bfl_run(*SMALL, "method=fedprox", "local.lr=0.01", "out=single").code == 0
+    single = only_folder(tmp_path / "single")
+    assert (tmp_path / "sweep" / single.name / "metrics.csv").read_bytes() == (
+        single / "metrics.csv"
+    ).read_bytes()
+
+
+def test_sweep_survives_bad_points_and_fills_in_what_is_missing(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    points = [*SMALL, "method=fedavg,nonsense", "partition.alpha=0.1,-1", "local.lr=0.05,1e30"]
+    result = bfl_run("-m", *points)
+    assert result.code == 1
+    assert "Sweep of 8: 1 done, 1 diverged, 6 failed" in result.out
+    assert "partition.alpha=-1: partition.alpha: got -1, allowed: a number above 0" in result.err
+    assert "method: got 'nonsense', allowed: fedavg, fedprox" in result.err
+    assert "diverged: round 1, client" in result.err
+    assert "Traceback" not in result.err
+    again = bfl_run("-m", *points)
+    assert "1 skipped, 1 diverged, 6 failed" in again.out
+    diverged_only = bfl_run("-m", *SMALL, "local.lr=0.05,1e30")
+    assert diverged_only.code == 0  # divergence is a result
+
+
+def test_divergence_is_named(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    result = bfl_run(*SMALL, "local.lr=1e30")
+    assert result.code == 1
+    assert "diverged: round 1, client 0: params became NaN or infinite" in result.err
+    summary = json.loads((only_folder(tmp_path / "outputs") / "summary.json").read_text())
+    assert summary["status"] == "diverged"
+    assert "round 1, client 0" in summary["reason"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("rounds=abc", "bfl-run: rounds: got 'abc', allowed: a whole number of at least 1"),
+        ("method=nope", "bfl-run: method: got 'nope', allowed: fedavg, fedprox"),
+        ("local.epoch=3", "bfl-run: local.epoch: got '3', allowed: no such key; the keys are epochs"),
+        ("nothing=3", "bfl-run: nothing: got '3', allowed: no such key; the keys are seed"),
+        ("num_clients=4000", "bfl-run: num_clients: got 4000"),
+        ("rounds=[1", "bfl-run: "),
+    ],
+)
+def test_errors_are_one_sentence_and_leave_no_folder(
+    bfl_run, tmp_path: Path, argument: str, sentence: str
+) -> None:  # type: ignore[no-untyped-def]
+    result = bfl_run(argument)
+    assert result.code == 2
+    assert result.err.startswith(sentence)
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_dry_run_counts_steps_and_makes_no_folder(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    result = bfl_run(*SMALL, "dry_run=true", "participation=0.4", "partition=iid", "partition.min_size=5")
+    assert result.code == 2  # iid has no minimum size
+    overrides = [o for o in SMALL if not o.startswith("partition")]
+    result = bfl_run(*overrides, "dry_run=true", "participation=0.4", "partition=iid")
+    # 3 rounds of 2 clients with 24 examples each: 2 batches of at most 16, 2 epochs
+    assert "SGD steps: 24\n" in result.out
+    assert "folder: outputs/synthetic_iid_fedavg_seed0_" in result.out
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_version_and_help_need_no_torch() -> None:
+    for option in ("--version", "--help"):
+        code = f"import sys; sys.argv = ['bfl-run', '{option}']; from bfl_bench.cli import main; main(); "
+        code += "sys.exit('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0
+        assert "bfl" in done.stdout
+
+
+def test_tab_completion_answers() -> None:
+    environment = {**os.environ, "COMP_LINE": "bfl-run method=fed", "COMP_POINT": "18"}
+    done = subprocess.run([COMMAND, "-sc", "query=bash"], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["method=fedavg", "method=fedprox"]
+
+
+def test_second_process_is_told(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    dry = bfl_run(*SMALL, "dry_run=true").out
+    folder = tmp_path / next(line for line in dry.splitlines() if line.startswith("folder:")).split()[1]
+    folder.mkdir(parents=True)
+    with FileLock(folder / records.LOCK):
+        result = bfl_run(*SMALL)
+    assert result.code == 1
+    assert "another process is running in" in result.err
+
+
+def test_folder_of_another_config_is_refused(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert bfl_run(*SMALL).code == 0
+    path = only_folder(tmp_path / "outputs") / "config.yaml"
+    path.write_text(path.read_text().replace("rounds: 3", "rounds: 4"))
+    result = bfl_run(*SMALL)
+    assert result.code == 1
+    assert "belongs to another config" in result.err
+
+
+def test_unwritable_place_is_one_sentence(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("in the way")
+    result = bfl_run(*SMALL, "out=file")
+    assert result.code == 1
+    assert result.err.startswith("bfl-run: cannot read or write")
+    assert "Traceback" not in result.err
+
+
+def test_own_dataset_model_and_method_without_touching_the_package(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "my_parts.py").write_text(
+        """
+from dataclasses import dataclass
+import torch
+from torch import nn
+from bfl_bench.data.dataset import Dataset, Split
+from bfl_bench.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Stripes:
+    name: str
+    width: int
+    def load(self, data_dir):
+        y = torch.arange(60) % 3
+        x = torch.nn.functional.one_hot(y, self.width).float()
+        return Dataset(Split(x, y), Split(x, y), num_classes=3)
+
+class Net(nn.Module):
+    def __init__(self, input_shape, num_classes, width: int):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(input_shape[0], width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.Tanh())
+        self.head = nn.Linear(width, num_classes)
+    def forward(self, x):
+        return self.head(self.body(x))
+
+@dataclass(frozen=True)
+class Half(FedAvg):
+    factor: float
+    def client_update(self, task, broadcast, memory, client, rng):
+        update = super().client_update(task, broadcast, memory, client, rng)
+        return type(update)({"params": update.message["params"] * self.factor}, update.local, None, update.metrics)
+"""
+    )
+    for group, text in {
+        "dataset": "_target_: my_parts.Stripes\nname: stripes\nwidth: 5\n",
+        "model": "_target_: my_parts.Net\nname: net\nwidth: 6\n",
+        "method": "_target_: my_parts.Half\nname: half\nweights: size\nfactor: 0.5\n",
+    }.items():
+        (tmp_path / "my_conf" / group).mkdir(parents=True)
+        (tmp_path / "my_conf" / group / "mine.yaml").write_text(text)
+    arguments = [
+        "--config-dir",
+        "my_conf",
+        "dataset=mine",
+        "model=mine",
+        "method=mine",
+        "partition=iid",
+        "rounds=2",
+    ]
+    result = bfl_run(*arguments)
+    assert result.code == 0, result.err
+    metrics = only_folder(tmp_path / "outputs") / "metrics.csv"
+    assert metrics.parent.name.startswith("stripes_iid_half_")
+    first = metrics.read_bytes()
+    assert bfl_run(*arguments, "force=true").code == 0
+    assert metrics.read_bytes() == first  # dropout and BatchNorm included
+    wrong = bfl_run(*arguments, "method.factor=no")
+    assert wrong.err.startswith("bfl-run: method.factor: got 'no', allowed: a number")
+
+
+def test_config_yaml_reruns_the_run(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The stored config is the whole resolved config."""
+    assert bfl_run(*SMALL).code == 0
+    stored = yaml.safe_load((only_folder(tmp_path / "outputs") / "config.yaml").read_text())
+    assert stored["dataset"]["train_samples"] == 120
+    assert records.folder_name(stored) == only_folder(tmp_path / "outputs").name

@@ -1,0 +1,113 @@
+"""The contract of every method: pure functions, reproducible, resumable, blind to the order of clients."""
+
+import copy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from bfl_bench import records
+from bfl_bench.cli import config_folder
+from bfl_bench.engine import Job
+from bfl_bench.method import Client, Tensors
+from bfl_bench.rng import stream
+from bfl_bench.run import run
+from tests.composing import SMALL, experiment, run_in
+
+METHODS = sorted(path.stem for path in (config_folder() / "method").glob("*.yaml"))
+pytestmark = pytest.mark.parametrize("method", METHODS)
+
+
+def clone(tensors: Tensors | None) -> Tensors | None:
+    return None if tensors is None else {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def equal(left: Tensors | None, right: Tensors | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_calls_leave_their_inputs_alone_and_repeat(method: str) -> None:
+    worker = experiment(*SMALL, f"method={method}").worker
+    task, algorithm = worker.task, worker.method
+    state = algorithm.init(task, stream(1, "init"))
+    messages: list[list[tuple[int, Tensors]]] = []
+    for _ in range(2):
+        broadcast = algorithm.broadcast(task, state)
+        replies = []
+        for id_ in (0, 2):
+            memory = algorithm.init_client(task, state, id_)
+            before = clone(state), clone(broadcast), clone(memory)
+            client = Client(id_, worker.train, worker.client_indices[id_], worker.augment)
+            update = algorithm.client_update(task, broadcast, memory, client, stream(1, "client", id_))
+            assert equal(state, before[0])
+            assert equal(broadcast, before[1])
+            assert equal(memory, before[2])
+            assert {"train_loss", "train_acc"} <= update.metrics.keys()
+            replies.append((id_, update.message))
+        messages.append(replies)
+    for (_, first), (_, second) in zip(*messages, strict=True):
+        assert equal(first, second)
+    assert not equal(messages[0][0][1], messages[0][1][1])
+
+    before_messages = copy.deepcopy(messages[0])
+    before_state = clone(state)
+    results = [algorithm.server_update(task, state, iter(messages[0]), stream(1, "server")) for _ in range(2)]
+    assert equal(results[0][0], results[1][0])
+    assert equal(state, before_state)
+    assert not equal(results[0][0], state)
+    for (_, kept), (_, message) in zip(before_messages, messages[0], strict=True):
+        assert equal(kept, message)
+
+
+def test_draws_are_parameter_vectors_and_repeat(method: str) -> None:
+    worker = experiment(*SMALL, f"method={method}").worker
+    state = worker.method.init(worker.task, stream(1, "init"))
+    first, second = (list(worker.method.draws(worker.task, state, 3, stream(2, "draws"))) for _ in range(2))
+    assert all(draw.shape == worker.task.model.vector.shape for draw in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("participation", ["1.0", "0.5"])
+def test_resuming_is_bit_equal(method: str, participation: str, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"method={method}", f"participation={participation}", "rounds=4"]
+    whole = run_in(tmp_path / "whole", *overrides)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for stop in (1, 3):  # as a killed process would: nothing is tidied up
+
+        def die(round_: int, row: object, stop: int = stop) -> None:
+            if round_ == stop:
+                with (folder / records.METRICS).open("a") as file:
+                    file.write("garbage of a round in flight")
+                raise MemoryError
+
+        with pytest.raises(MemoryError):
+            run(experiment(*overrides), folder, die)
+    assert run_in(folder, *overrides) == whole
+    assert (folder / records.CLIENTS).read_bytes() == (tmp_path / "whole" / records.CLIENTS).read_bytes()
+
+
+def test_runs_repeat_and_seeds_differ(method: str, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"method={method}", "rounds=2"]
+    first = run_in(tmp_path / "first", *overrides)
+    shutil.rmtree(tmp_path / "first")
+    assert run_in(tmp_path / "first", *overrides) == first
+    assert run_in(tmp_path / "other", *overrides, "seed=1") != first
+
+
+def test_order_of_clients_does_not_matter(method: str) -> None:
+    """The same jobs in another order, on a worker that has just done something else, give the same replies."""
+    worker = experiment(*SMALL, f"method={method}").worker
+    state = worker.method.init(worker.task, stream(1, "init"))
+    broadcast = worker.method.broadcast(worker.task, state)
+    jobs = [Job(1, id_, worker.method.init_client(worker.task, state, id_), True) for id_ in (0, 1, 3)]
+    forward = {job.client_id: worker.run(broadcast, job) for job in jobs}
+    backward = {job.client_id: worker.run(broadcast, job) for job in reversed(jobs)}
+    for id_, reply in forward.items():
+        assert equal(reply.message, backward[id_].message)
+        assert equal(reply.memory, backward[id_].memory)
+        assert reply.scores == backward[id_].scores
+        assert reply.metrics == backward[id_].metrics
