@@ -1,4 +1,4 @@
-"""From a resolved config to objects: first everything that needs no data, checked, then the data and what depends on it.
+"""From a resolved config to objects: first what needs no data, checked; then the data and what depends on it.
 
 A group's node names its callable with `_target_`; the other keys are its arguments, checked against its annotations.
 """
@@ -22,7 +22,7 @@ from bfl_bench.engine import Engine, EvalSettings, Worker
 from bfl_bench.errors import ConfigError
 from bfl_bench.flat import FlatModel
 from bfl_bench.method import LocalSettings, Method, Task
-from bfl_bench.rng import derive_seed
+from bfl_bench.rng import derive_seed, seeded_globally
 from bfl_bench.run import Experiment
 
 GROUPS = ("dataset", "partition", "model", "method", "aggregator", "engine")
@@ -91,9 +91,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
             "a fraction above 0 up to 1, or a whole number of clients",
         )
     if settings.participation > max(1, settings.num_clients):
-        raise ConfigError(
-            "participation", settings.participation, f"at most num_clients, {settings.num_clients}"
-        )
+        raise ConfigError("participation", settings.participation, f"at most num_clients, {settings.num_clients}")
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
@@ -166,8 +164,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         )
     except ConfigError as error:
         raise error if error.key == "num_clients" else error.below("partition") from None
-    with torch.random.fork_rng():
-        torch.manual_seed(derive_seed(settings.seed, "model"))
+    with seeded_globally(derive_seed(settings.seed, "model"), plan.device):
         module = plan.make_model(dataset.input_shape, dataset.num_classes)
     task = Task(FlatModel(module, plan.device), plan.local, plan.server.lr, partition.sizes)
     worker = Worker(

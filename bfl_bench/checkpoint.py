@@ -32,9 +32,7 @@ class CheckpointFolder:
         self._path = path
         self._clients: dict[int, str] = {}  # client id -> file of its newest private state
 
-    def save(
-        self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Mapping[str, Any]
-    ) -> None:
+    def save(self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Mapping[str, Any]) -> None:
         """Write the server's state and the private states that changed since the last call."""
         self._path.mkdir(exist_ok=True)
         server = f"server-{round_}.safetensors"
@@ -70,9 +68,7 @@ class CheckpointFolder:
         return Checkpoint(
             round=manifest["round"],
             state=load_file(self._path / manifest["server"], device=str(device)),
-            memories={
-                c: load_file(self._path / name, device=str(device)) for c, name in self._clients.items()
-            },
+            memories={c: load_file(self._path / name, device=str(device)) for c, name in self._clients.items()},
             notes=manifest["notes"],
         )
 

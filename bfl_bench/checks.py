@@ -77,8 +77,7 @@ def check_arguments(
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(target).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name not in supplied
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in supplied
     }
     for name in values:
         if name not in parameters:
@@ -107,9 +106,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return True
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _fits(value, arguments[0]) and (
-            value is None or all(value in bound for bound in arguments[1:])
-        )
+        return _fits(value, arguments[0]) and (value is None or all(value in bound for bound in arguments[1:]))
     if origin in (Union, types.UnionType):
         return any(_fits(value, argument) for argument in arguments)
     if origin is Literal:

@@ -44,7 +44,7 @@ class Outcome:
     exit_code: int = 0
 
 
-class SweepFailed(BflError):
+class SweepError(BflError):
     """Some points of a sweep did not finish; they have been listed already."""
 
 
@@ -80,7 +80,7 @@ def _run_hydra() -> int:
     except KeyboardInterrupt:
         print("\nbfl-run: interrupted; the same command continues", file=sys.stderr)
         return 130
-    except SweepFailed as error:
+    except SweepError as error:
         return error.exit_code
     except Exception as error:
         last = outcome_of(error, sys.argv[1:])
@@ -116,16 +116,11 @@ def _run(config: "DictConfig") -> Outcome:
     if not plan.settings.force and not plan.settings.dry_run:
         summary = records.finished_summary(folder, resolved)
         if summary is not None:
-            show.print_summary(
-                summary, folder, brief=sweep, note="finished earlier; force=true runs it again"
-            )
+            show.print_summary(summary, folder, brief=sweep, note="finished earlier; force=true runs it again")
             return _outcome_of_summary(summary, skipped=True)
     experiment, dataset, partition = build.load(plan)
     if plan.settings.dry_run:
-        print(
-            OmegaConf.to_yaml(config, resolve=True)
-            + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}"
-        )
+        print(OmegaConf.to_yaml(config, resolve=True) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}")
         return Outcome("dry run")
     with records.locked(folder):
         summary = None if plan.settings.force else records.finished_summary(folder, resolved)
@@ -166,9 +161,7 @@ def outcome_of(error: BaseException, overrides: Sequence[str] = ()) -> Outcome:
         return Outcome("failed", _translate(error, overrides), 2)
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
-        return Outcome(
-            "failed", f"cannot read or write{where}: {error.strerror or error}; earlier files are intact", 1
-        )
+        return Outcome("failed", f"cannot read or write{where}: {error.strerror or error}; earlier files are intact", 1)
     trace = "".join(traceback.format_exception(error))
     return Outcome("failed", f"unforeseen error, please report it:\n{trace}", 1)
 
@@ -176,19 +169,13 @@ def outcome_of(error: BaseException, overrides: Sequence[str] = ()) -> Outcome:
 def _translate(error: BaseException, overrides: Sequence[str]) -> str:
     """Hydra's and OmegaConf's complaints in our form: key, what was given, what is allowed."""
     text = str(error).split("Config search path")[0]
-    if match := re.search(
-        r"Could not find '([\w/]+)/([^']*)'\s+Available options in '[^']*':\s*(.*)", text, re.DOTALL
-    ):
+    if match := re.search(r"Could not find '([\w/]+)/([^']*)'\s+Available options in '[^']*':\s*(.*)", text, re.DOTALL):
         group, given, options = match.groups()
         return str(ConfigError(group, given, ", ".join(options.split())))
     if match := re.search(r"Could not override '([^']+)'", text):
-        given = next(
-            (value for key, _, value in (o.partition("=") for o in overrides) if key == match[1]), ""
-        )
+        given = next((value for key, _, value in (o.partition("=") for o in overrides) if key == match[1]), "")
         return str(
-            ConfigError(
-                match[1], given, unknown_key(match[1].split(".")[-1], _keys_beside(match[1], overrides))
-            )
+            ConfigError(match[1], given, unknown_key(match[1].split(".")[-1], _keys_beside(match[1], overrides)))
         )
     if match := re.search(r"Missing mandatory value: (\S+)", text):
         return str(ConfigError(match[1], None, "a value; the key has no default"))
@@ -202,11 +189,7 @@ def _keys_beside(key: str, overrides: Sequence[str]) -> list[str]:
 
     choices = [override for override in overrides if override.partition("=")[0] in GROUPS]
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        node = (
-            OmegaConf.select(compose("config", choices), key.rpartition(".")[0])
-            if "." in key
-            else compose("config")
-        )
+        node = OmegaConf.select(compose("config", choices), key.rpartition(".")[0]) if "." in key else compose("config")
     return [str(name) for name in node] if OmegaConf.is_dict(node) else []
 
 
@@ -219,7 +202,7 @@ def finish_sweep(points: list[tuple[str, Outcome]]) -> list[Outcome]:
             print(f"bfl-run: {overrides}: {outcome.message}", file=sys.stderr)
     print(f"Sweep of {len(points)}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     if "failed" in counts:
-        raise SweepFailed(f"{counts['failed']} of {len(points)} points failed")
+        raise SweepError(f"{counts['failed']} of {len(points)} points failed")
     return [outcome for _, outcome in points]
 
 

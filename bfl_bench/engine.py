@@ -1,7 +1,8 @@
 """Engines map jobs (data, not closures) to replies, in the order of the jobs. A job is one client's turn."""
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -12,7 +13,7 @@ from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError
 from bfl_bench.evaluate import Scores, evaluate
 from bfl_bench.method import Client, Method, Task, Tensors
-from bfl_bench.rng import derive_seed, stream
+from bfl_bench.rng import derive_seed, seeded_globally, stream
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,11 @@ class Worker:
         started = time.perf_counter()
         client = Client(job.client_id, self.train, self.client_indices[job.client_id], self.augment)
         names = ("client", job.round, job.client_id)
-        with torch.random.fork_rng():
-            torch.manual_seed(derive_seed(self.seed, *names, "layers"))  # for dropout in a user's network
-            update = self.method.client_update(
-                self.task, broadcast, job.memory, client, stream(self.seed, *names)
-            )
+        rng = stream(self.seed, *names)
+        with seeded_globally(derive_seed(self.seed, *names, "layers"), self.train.y.device):  # e.g. for dropout
+            update = self.method.client_update(self.task, broadcast, job.memory, client, rng)
         where = f"round {job.round}, client {job.client_id}"
-        check_finite({**update.message, **update.local}, where)
-        for name, value in update.metrics.items():
-            check_finite({name: torch.tensor(value)}, where)
+        check_finite({**update.message, **update.local, **update.metrics}, where)
         trained = time.perf_counter()
         scores = self._evaluate(update.local, names) if job.evaluate_local else None
         return Reply(
@@ -108,7 +105,8 @@ class Sequential:
             yield worker.run(broadcast, job)
 
 
-def check_finite(tensors: Tensors, where: str) -> None:
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
+def check_finite(values: Mapping[str, torch.Tensor | float], where: str) -> None:
+    """A sum is finite exactly if its terms are (and it does not overflow, which is as bad); it costs far less to ask."""
+    for name, value in values.items():
+        if not math.isfinite(value.sum().item() if isinstance(value, torch.Tensor) else value):
             raise DivergedError(f"{where}: {name} became NaN or infinite; a smaller local.lr often helps")

@@ -28,7 +28,7 @@ def predict(model: FlatModel, draws: Iterator[Tensor], x: Tensor, batch_size: in
     num_draws = 0
     for params in draws:
         model.load(params)
-        logits = torch.cat([model(part) for part in x.split(batch_size)])
+        logits = torch.cat([model(part) for part in torch.split(x, batch_size)])
         log_probabilities = logits.log_softmax(1)
         total = log_probabilities if total is None else torch.logaddexp(total, log_probabilities)
         num_draws += 1
@@ -37,9 +37,7 @@ def predict(model: FlatModel, draws: Iterator[Tensor], x: Tensor, batch_size: in
     return total - math.log(num_draws)
 
 
-def evaluate(
-    model: FlatModel, draws: Iterator[Tensor], data: Split, batch_size: int, ece_bins: int
-) -> Scores:
+def evaluate(model: FlatModel, draws: Iterator[Tensor], data: Split, batch_size: int, ece_bins: int) -> Scores:
     log_probabilities = predict(model, draws, data.x, batch_size)
     return Scores(
         accuracy=metrics.accuracy(log_probabilities, data.y),

@@ -48,10 +48,7 @@ class Layout:
 
     def to_state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """Named tensors in PyTorch's own shapes and order in memory, for files and other programs."""
-        return {
-            entry.name: entry.view(vector).clone(memory_format=torch.contiguous_format)
-            for entry in self.entries
-        }
+        return {entry.name: entry.view(vector).clone(memory_format=torch.contiguous_format) for entry in self.entries}
 
     def from_state_dict(self, tensors: dict[str, Tensor]) -> Tensor:
         vector = torch.empty(self.size)

@@ -22,9 +22,7 @@ class Trained:
     metrics: dict[str, float]  # train_loss and train_acc over the last epoch
 
 
-def minibatches(
-    client: Client, local: LocalSettings, rng: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def minibatches(client: Client, local: LocalSettings, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Inputs, labels and whether the epoch is the last, over all local epochs, each in an order of its own."""
     orders = torch.stack([torch.randperm(len(client), generator=rng) for _ in range(local.epochs)])
     orders = orders.to(client.indices.device)  # (epochs, n), one transfer
@@ -38,9 +36,7 @@ def minibatches(
                 yield x[start:stop], y[start:stop], last
 
 
-def train_sgd(
-    task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust | None = None
-) -> Trained:
+def train_sgd(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust | None = None) -> Trained:
     """SGD from `start` on the client's cross-entropy, as torch.optim.SGD computes it; nothing waits for the device.
 
     The order within a step: gradient of the minibatch mean, `adjust`, clipping of the norm, weight decay, momentum.

@@ -85,9 +85,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_text(
-        path, json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n"
-    )
+    write_text(path, json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -146,11 +144,15 @@ def format_cell(value: Cell) -> str:
     return "" if value is None else repr(value)
 
 
-def read_table(path: Path) -> list[dict[str, float | None]]:
+def parse_cell(text: str) -> Cell:
+    if not text:
+        return None
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def read_table(path: Path) -> list[dict[str, Cell]]:
     with path.open(newline="") as file:
-        return [
-            {key: float(cell) if cell else None for key, cell in row.items()} for row in csv.DictReader(file)
-        ]
+        return [{key: parse_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
 
 
 def finished_summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -158,9 +160,7 @@ def finished_summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] 
     if not (folder / CONFIG).exists():
         return None
     if identity(yaml.safe_load((folder / CONFIG).read_text())) != identity(config):
-        raise RunError(
-            f"{folder} belongs to another config (see its {CONFIG}); use another `out`, or force=true"
-        )
+        raise RunError(f"{folder} belongs to another config (see its {CONFIG}); use another `out`, or force=true")
     summary = read_json(folder / SUMMARY)
     return summary if summary and summary["status"] in ("done", "diverged") else None
 

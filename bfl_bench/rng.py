@@ -1,6 +1,8 @@
 """Named random streams: results depend on the seed and on names, never on the order in which things happen."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,3 +23,22 @@ def stream(seed: int, *names: Name) -> torch.Generator:
 
 def numpy_stream(seed: int, *names: Name) -> np.random.Generator:
     return np.random.default_rng(derive_seed(seed, *names))
+
+
+@contextmanager
+def seeded_globally(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's own generators seeded within, and as they were afterwards: for code that knows no other, as layers do.
+
+    Not `torch.manual_seed`: without a GPU in use it queues a call, with a formatted stack, every time.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

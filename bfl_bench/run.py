@@ -40,19 +40,14 @@ class Experiment:
     def cohort(self, round_: int) -> list[int]:
         """The clients of a round, in ascending order; clients without examples are never drawn."""
         eligible = [client for client, size in enumerate(self.worker.task.sizes) if size > 0]
-        chosen = torch.randperm(len(eligible), generator=stream(self.seed, "cohort", round_))[
-            : self.cohort_size
-        ]
+        chosen = torch.randperm(len(eligible), generator=stream(self.seed, "cohort", round_))[: self.cohort_size]
         return sorted(eligible[i] for i in chosen.tolist())
 
     def count_steps(self) -> int:
         """SGD steps of the whole run."""
         local, sizes = self.worker.task.local, self.worker.task.sizes
         rounds = (self.cohort(round_) for round_ in range(1, self.rounds + 1))
-        return (
-            sum(math.ceil(sizes[client] / local.batch_size) for cohort in rounds for client in cohort)
-            * local.epochs
-        )
+        return sum(math.ceil(sizes[client] / local.batch_size) for cohort in rounds for client in cohort) * local.epochs
 
 
 @dataclass
@@ -104,9 +99,7 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         broadcast = method.broadcast(task, state)
         replies = _collect(experiment, state, memories, broadcast, cohort, round_, measured)
         started = time.perf_counter()
-        state, server_metrics = method.server_update(
-            task, state, replies, stream(experiment.seed, "server", round_)
-        )
+        state, server_metrics = method.server_update(task, state, replies, stream(experiment.seed, "server", round_))
         check_finite(state, f"round {round_}, server")
         server_seconds = time.perf_counter() - started - measured.waited_seconds
         memories |= measured.memories
@@ -120,9 +113,7 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
             row = _metrics_row(round_, _evaluate_global(experiment, state, round_), measured, task.sizes)
             row |= {**totals, **server_metrics}
             tables[records.METRICS].append([row])
-        evaluation_seconds = (
-            time.perf_counter() - started + sum(r.evaluation_seconds for r in measured.replies)
-        )
+        evaluation_seconds = time.perf_counter() - started + sum(r.evaluation_seconds for r in measured.replies)
         tables[records.CLIENTS].append(_client_rows(round_, measured, task.sizes))
         tables[records.TIMING].append(
             [
@@ -131,7 +122,7 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
                     "client_seconds": sum(reply.train_seconds for reply in measured.replies),
                     "server_seconds": server_seconds,
                     "evaluation_seconds": evaluation_seconds,
-                    "peak_memory_mb": _peak_memory_mb(),
+                    "peak_memory_mb": _peak_memory_mb(task.model.vector.device),
                 }
             ]
         )
@@ -181,13 +172,9 @@ def _is_due(round_: int, every: int, last: int) -> bool:
 
 def _evaluate_global(experiment: Experiment, state: Tensors, round_: int) -> Scores:
     worker = experiment.worker
-    draws = worker.method.draws(
-        worker.task, state, worker.settings.draws, stream(experiment.seed, "evaluate", round_)
-    )
-    scores = evaluate(
-        worker.task.model, draws, worker.test, worker.settings.batch_size, worker.settings.ece_bins
-    )
-    check_finite({"test NLL": torch.tensor(scores.nll)}, f"round {round_}, server")
+    draws = worker.method.draws(worker.task, state, worker.settings.draws, stream(experiment.seed, "evaluate", round_))
+    scores = evaluate(worker.task.model, draws, worker.test, worker.settings.batch_size, worker.settings.ece_bins)
+    check_finite({"test NLL": scores.nll}, f"round {round_}, server")
     return scores
 
 
@@ -203,18 +190,14 @@ def _metrics_row(round_: int, scores: Scores, measured: _Round, sizes: tuple[int
         "worst10": worst_tenth(local) if local else None,
     }
     for name in measured.replies[0].metrics:
-        row[name] = _mean_by_size(
-            [(reply.client_id, reply.metrics[name]) for reply in measured.replies], sizes
-        )
+        row[name] = _mean_by_size([(reply.client_id, reply.metrics[name]) for reply in measured.replies], sizes)
     return row
 
 
 def _mean_by_size(values: list[tuple[int, float]], sizes: tuple[int, ...]) -> float | None:
     if not values:
         return None
-    return math.fsum(sizes[client] * value for client, value in values) / sum(
-        sizes[client] for client, _ in values
-    )
+    return math.fsum(sizes[client] * value for client, value in values) / sum(sizes[client] for client, _ in values)
 
 
 def _client_rows(round_: int, measured: _Round, sizes: tuple[int, ...]) -> list[Row]:
@@ -243,9 +226,7 @@ def _write_summary(experiment: Experiment, folder: Path, status: str, reason: st
         "final": rows[-1] if rows else None,
         "best": best,
         "rounds_to_ga": {
-            f"{percent}%": next(
-                (int(row["round"] or 0) for row in rows if (row["ga"] or 0.0) * 100 >= percent), None
-            )
+            f"{percent}%": next((row["round"] for row in rows if (row["ga"] or 0.0) * 100 >= percent), None)
             for percent in range(30, 100, 10)
         },
         "partition": dict(experiment.partition_info),
@@ -258,9 +239,9 @@ def _num_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _peak_memory_mb() -> float:
-    """Peak resident memory of this process, or the peak allocated on the GPU where there is one."""
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() / 1e6
+def _peak_memory_mb(device: torch.device) -> float:
+    """The peak of what was allocated on the GPU, where the run uses one, or of this process's resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

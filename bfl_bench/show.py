@@ -47,9 +47,7 @@ def progress(rounds: int, title: str) -> Iterator[Callable[[int, Mapping[str, re
 
 
 def _short(row: Mapping[str, records.Cell]) -> str:
-    return " ".join(
-        f"{name}={row[name]:.4f}" for name in ("ga", "nll", "train_loss") if row.get(name) is not None
-    )
+    return " ".join(f"{name}={row[name]:.4f}" for name in ("ga", "nll", "train_loss") if row.get(name) is not None)
 
 
 def print_summary(summary: Mapping[str, Any], folder: Path, brief: bool = False, note: str = "") -> None:
@@ -60,13 +58,9 @@ def print_summary(summary: Mapping[str, Any], folder: Path, brief: bool = False,
         print(f"{status}: {folder} {_short(final) if final else ''}")
         return
     if final is not None:
-        print(
-            f"\n{'':<28}{'final':>10}{'best':>10}   (round {final['round']:.0f}; best by GA, round {best['round']:.0f})"
-        )
+        print(f"\n{'':<28}{'final':>10}{'best':>10}   (round {final['round']}; best by GA, round {best['round']})")
         for key, label in _TABLE.items():
-            cells = (
-                f"{row[key]:>10.4f}" if row.get(key) is not None else f"{'-':>10}" for row in (final, best)
-            )
+            cells = (f"{row[key]:>10.4f}" if row.get(key) is not None else f"{'-':>10}" for row in (final, best))
             print(f"{label:<28}" + "".join(cells))
     print(f"\n{status}: {folder}")
 
@@ -76,9 +70,7 @@ def draw_partition(counts: np.ndarray, folder: Path) -> None:
     from matplotlib.figure import Figure
 
     num_clients, num_classes = counts.shape
-    figure = Figure(
-        figsize=(min(12, 2 + 0.35 * num_clients), 1.5 + 0.3 * min(num_classes, 30)), layout="constrained"
-    )
+    figure = Figure(figsize=(min(12, 2 + 0.35 * num_clients), 1.5 + 0.3 * min(num_classes, 30)), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="class")
@@ -88,9 +80,7 @@ def draw_partition(counts: np.ndarray, folder: Path) -> None:
         threshold = counts.max() / 2
         for client, label in np.argwhere(counts > 0):
             shade = "white" if counts[client, label] > threshold else "black"
-            axes.text(
-                client, label, str(counts[client, label]), ha="center", va="center", fontsize=6, color=shade
-            )
+            axes.text(client, label, str(counts[client, label]), ha="center", va="center", fontsize=6, color=shade)
     figure.colorbar(image, label="training examples")
     _save(figure, folder / records.PARTITION_FIGURE)
 

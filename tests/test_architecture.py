@@ -39,9 +39,7 @@ def part_of(name: str) -> str | None:
 
 
 def test_every_module_has_a_layer() -> None:
-    found = {path.stem for path in PACKAGE.glob("*.py")} | {
-        p.parent.name for p in PACKAGE.glob("*/__init__.py")
-    }
+    found = {path.stem for path in PACKAGE.glob("*.py")} | {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
     assert found - {"__init__"} == set(RANK)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,37 +10,12 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from bfl_bench import cli, records
+from bfl_bench import records
 from tests.composing import COMMAND, SMALL, only_folder
+from tests.conftest import BflRun
 
 
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def bfl_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Call the command's main function in this process, in a working directory of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # so that main's own setting is undone after the test
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = signal.getsignal(signal.SIGTERM)
-
-    def call(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["bfl-run", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return Result(code, *capfd.readouterr())
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: Path) -> None:
     result = bfl_run(*SMALL)
     assert result.code == 0, result.err
     folder = only_folder(tmp_path / "outputs")
@@ -76,16 +50,14 @@ def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run, tmp_path: Path) ->
     assert sum(path.is_dir() for path in (tmp_path / "outputs").iterdir()) == 2
 
 
-def test_sweep_points_equal_single_runs(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_sweep_points_equal_single_runs(bfl_run: BflRun, tmp_path: Path) -> None:
     assert bfl_run("-m", *SMALL, "method=fedprox", "local.lr=0.1,0.01", "out=sweep").code == 0
     assert bfl_run(*SMALL, "method=fedprox", "local.lr=0.01", "out=single").code == 0
     single = only_folder(tmp_path / "single")
-    assert (tmp_path / "sweep" / single.name / "metrics.csv").read_bytes() == (
-        single / "metrics.csv"
-    ).read_bytes()
+    assert (tmp_path / "sweep" / single.name / "metrics.csv").read_bytes() == (single / "metrics.csv").read_bytes()
 
 
-def test_sweep_survives_bad_points_and_fills_in_what_is_missing(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_sweep_survives_bad_points_and_fills_in_what_is_missing(bfl_run: BflRun, tmp_path: Path) -> None:
     points = [*SMALL, "method=fedavg,nonsense", "partition.alpha=0.1,-1", "local.lr=0.05,1e30"]
     result = bfl_run("-m", *points)
     assert result.code == 1
@@ -100,7 +72,7 @@ def test_sweep_survives_bad_points_and_fills_in_what_is_missing(bfl_run, tmp_pat
     assert diverged_only.code == 0  # divergence is a result
 
 
-def test_divergence_is_named(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_divergence_is_named(bfl_run: BflRun, tmp_path: Path) -> None:
     result = bfl_run(*SMALL, "local.lr=1e30")
     assert result.code == 1
     assert "diverged: round 1, client 0: params became NaN or infinite" in result.err
@@ -120,9 +92,7 @@ def test_divergence_is_named(bfl_run, tmp_path: Path) -> None:  # type: ignore[n
         ("rounds=[1", "bfl-run: "),
     ],
 )
-def test_errors_are_one_sentence_and_leave_no_folder(
-    bfl_run, tmp_path: Path, argument: str, sentence: str
-) -> None:  # type: ignore[no-untyped-def]
+def test_errors_are_one_sentence_and_leave_no_folder(bfl_run, tmp_path: Path, argument: str, sentence: str) -> None:
     result = bfl_run(argument)
     assert result.code == 2
     assert result.err.startswith(sentence)
@@ -130,7 +100,7 @@ def test_errors_are_one_sentence_and_leave_no_folder(
     assert not (tmp_path / "outputs").exists()
 
 
-def test_dry_run_counts_steps_and_makes_no_folder(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_dry_run_counts_steps_and_makes_no_folder(bfl_run: BflRun, tmp_path: Path) -> None:
     result = bfl_run(*SMALL, "dry_run=true", "participation=0.4", "partition=iid", "partition.min_size=5")
     assert result.code == 2  # iid has no minimum size
     overrides = [o for o in SMALL if not o.startswith("partition")]
@@ -156,7 +126,7 @@ def test_tab_completion_answers() -> None:
     assert done.stdout.split() == ["method=fedavg", "method=fedprox"]
 
 
-def test_second_process_is_told(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_second_process_is_told(bfl_run: BflRun, tmp_path: Path) -> None:
     dry = bfl_run(*SMALL, "dry_run=true").out
     folder = tmp_path / next(line for line in dry.splitlines() if line.startswith("folder:")).split()[1]
     folder.mkdir(parents=True)
@@ -166,7 +136,7 @@ def test_second_process_is_told(bfl_run, tmp_path: Path) -> None:  # type: ignor
     assert "another process is running in" in result.err
 
 
-def test_folder_of_another_config_is_refused(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_folder_of_another_config_is_refused(bfl_run: BflRun, tmp_path: Path) -> None:
     assert bfl_run(*SMALL).code == 0
     path = only_folder(tmp_path / "outputs") / "config.yaml"
     path.write_text(path.read_text().replace("rounds: 3", "rounds: 4"))
@@ -175,7 +145,7 @@ def test_folder_of_another_config_is_refused(bfl_run, tmp_path: Path) -> None:  
     assert "belongs to another config" in result.err
 
 
-def test_unwritable_place_is_one_sentence(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_unwritable_place_is_one_sentence(bfl_run: BflRun, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     result = bfl_run(*SMALL, "out=file")
     assert result.code == 1
@@ -183,7 +153,7 @@ def test_unwritable_place_is_one_sentence(bfl_run, tmp_path: Path) -> None:  # t
     assert "Traceback" not in result.err
 
 
-def test_own_dataset_model_and_method_without_touching_the_package(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_own_dataset_model_and_method_without_touching_the_package(bfl_run: BflRun, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(
         """
 from dataclasses import dataclass
@@ -244,7 +214,7 @@ class Half(FedAvg):
     assert wrong.err.startswith("bfl-run: method.factor: got 'no', allowed: a number")
 
 
-def test_config_yaml_reruns_the_run(bfl_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_config_yaml_reruns_the_run(bfl_run: BflRun, tmp_path: Path) -> None:
     """The stored config is the whole resolved config."""
     assert bfl_run(*SMALL).code == 0
     stored = yaml.safe_load((only_folder(tmp_path / "outputs") / "config.yaml").read_text())

@@ -45,9 +45,7 @@ def test_composes_and_passes_the_checks(group: str, name: str) -> None:
 def test_runs_one_round(group: str, name: str, tmp_path: Path) -> None:
     small = [o for o in SMALL if not (o.startswith("dataset") and group == "dataset")]
     small = [
-        o
-        for o in small
-        if not (o.startswith("model.") and (group, name) != ("model", "mlp") and group == "model")
+        o for o in small if not (o.startswith("model.") and (group, name) != ("model", "mlp") and group == "model")
     ]
     small = [o for o in small if not (o.startswith("partition.") and group == "partition")]
     if group == "dataset" and name == "synthetic":

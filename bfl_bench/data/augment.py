@@ -67,8 +67,7 @@ def cutout(x: Tensor, length: int, generator: torch.Generator) -> Tensor:
     """
     n, _, height, width = x.shape
     rows, columns = (
-        _span(torch.randint(side, (n, 1), generator=generator), length, side).to(x.device)
-        for side in (height, width)
+        _span(torch.randint(side, (n, 1), generator=generator), length, side).to(x.device) for side in (height, width)
     )
     return x * ~(rows[:, None, :, None] & columns[:, None, None, :])
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
-from pathlib import Path
 from torch import Tensor
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]

@@ -3,6 +3,7 @@
 ReLU follows max-pooling rather than preceding it: the same function (both are monotone), on a quarter of the values.
 """
 
+import itertools
 import math
 from typing import Annotated
 
@@ -18,7 +19,7 @@ def mlp(input_shape: Shape, num_classes: int, hidden: list[Annotated[int, AtLeas
     """Fully connected layers of the given widths with ReLU between them."""
     widths = [math.prod(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
 
@@ -57,7 +58,8 @@ def cnn(input_shape: Shape, num_classes: int) -> nn.Module:
     for layer in network:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
     return network
 
 
@@ -68,11 +70,8 @@ def _block(in_channels: int, out_channels: int) -> list[nn.Module]:
 def _convolved(name: str, input_shape: Shape, out_channels: int) -> tuple[int, int]:
     """Channels of the input, and features after two blocks of 5x5 convolution and 2x2 pooling."""
     if len(input_shape) != 3 or min(input_shape[1:]) < 16:
-        raise ConfigError(
-            "model",
-            name,
-            f"a network for inputs of shape {input_shape}; {name} needs (channels, height, width) with sides of at least 16",
-        )
+        allowed = f"a network for inputs of shape {input_shape}; {name} needs images with sides of at least 16"
+        raise ConfigError("model", name, allowed)
     channels, height, width = input_shape
     height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return channels, out_channels * height * width

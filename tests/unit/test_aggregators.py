@@ -53,8 +53,7 @@ def test_one_client_comes_back_exactly(values: list[float], weight: float) -> No
 
 def test_order_does_not_matter() -> None:
     results = [
-        mean_of([VECTORS[i] for i in order], [WEIGHTS[i] for i in order])
-        for order in itertools.permutations(range(4))
+        mean_of([VECTORS[i] for i in order], [WEIGHTS[i] for i in order]) for order in itertools.permutations(range(4))
     ]
     scale = VECTORS.abs().max().item()
     for result in results[1:]:

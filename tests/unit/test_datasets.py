@@ -174,7 +174,15 @@ def test_synthetic_depends_on_its_seed_and_nothing_else():
     assert torch.equal(again.train.x, first.train.x)  # nor on the size of the other part
     assert torch.equal(again.train.y, first.train.y)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(configured("synthetic", data_seed=1).load(NOWHERE).train.x, first.train.x)
+
+
+def test_synthetic_seed_decides_means_and_noise():
+    first, other = (configured("synthetic", data_seed=seed, separation=50.0).load(NOWHERE).train for seed in (0, 1))
+    assert not torch.equal(first.y, other.y)
+    means = [torch.stack([s.x[s.y == label].mean(0) for label in range(10)]) for s in (first, other)]
+    assert (means[0] - means[1]).norm(dim=1).min() > 10
+    noise = [s.x - m[s.y] for s, m in zip((first, other), means, strict=True)]
+    assert not torch.allclose(*noise, atol=0.1)
 
 
 def test_synthetic_config_errors():

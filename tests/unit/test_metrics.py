@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from bfl_bench.metrics import (
     accuracy,
@@ -93,6 +92,8 @@ def test_ece_of_float32_confidences_a_little_above_one() -> None:
     seed=st.integers(0, 2**31),
 )
 def test_ece_equals_torchmetrics(num: int, num_classes: int, num_bins: int, scale: float, seed: int) -> None:
+    from torchmetrics.functional.classification import multiclass_calibration_error  # slow to import
+
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num, num_classes, generator=generator, dtype=torch.float64) * scale
     labels = torch.randint(num_classes, (num,), generator=generator)

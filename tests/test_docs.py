@@ -1,0 +1,37 @@
+"""What the documents show works as shown."""
+
+import re
+import shlex
+from pathlib import Path
+
+from tests.conftest import BflRun
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_skeletons_of_the_design_document_run(bfl_run: BflRun, tmp_path: Path) -> None:
+    for text in blocks("docs/design.md", "python") + blocks("docs/design.md", "yaml"):
+        path = tmp_path / text.splitlines()[0].removeprefix("# ")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (command,) = blocks("docs/design.md", "bash")
+    result = bfl_run(*shlex.split(command)[1:])
+    assert result.code == 0, result.err
+    (metrics,) = (tmp_path / "outputs").glob("stripes_*_deltas_*/metrics.csv")
+    header, *_, last = metrics.read_text().splitlines()
+    assert dict(zip(header.split(","), last.split(","), strict=True))["turns"] == "3.0"
+    rule = bfl_run("--config-dir", "my_conf", "dataset=stripes", "aggregator=arithmetic")
+    assert rule.code == 2
+    assert "aggregator: got 'arithmetic', allowed: none; method fedavg takes no aggregator" in rule.err
+
+
+def test_documents_speak_of_keys_and_files_that_exist() -> None:
+    metrics = (ROOT / "docs/metrics.md").read_text()
+    from bfl_bench import records
+
+    for column in (*records.METRICS_COLUMNS, *records.CLIENTS_COLUMNS, *records.TIMING_COLUMNS):
+        assert f"`{column}`" in metrics, column

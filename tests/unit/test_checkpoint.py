@@ -1,0 +1,193 @@
+"""Checkpoints: whole or not there, whatever moment a run dies at."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from bfl_bench import checkpoint as checkpoint_module
+from bfl_bench.checkpoint import Checkpoint, CheckpointFolder
+from bfl_bench.errors import RunError
+from bfl_bench.method import Tensors
+from tests.federation import CPU
+
+NOTES = {"totals": {"bytes_up": 12}, "lengths": {"metrics.csv": 345}}
+
+
+def make_state(value: float) -> Tensors:
+    """Several types and shapes, one of them not contiguous."""
+    return {
+        "params": torch.arange(6.0) * value,
+        "precision": (torch.arange(6.0).view(2, 3) * value).t().double(),
+        "count": torch.tensor(int(value)),
+    }
+
+
+def make_memory(client: int, round_: int) -> Tensors:
+    return {"drift": torch.full((3,), client + round_ / 10)}
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def assert_equal(left: Tensors, right: Tensors) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype
+        assert torch.equal(tensor, right[name])
+
+
+def load(path: Path) -> Checkpoint:
+    """As a new process would."""
+    saved = CheckpointFolder(path).load(CPU)
+    assert saved is not None
+    return saved
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+def test_nothing_to_load(path: Path) -> None:
+    assert CheckpointFolder(path).load(CPU) is None
+    path.mkdir()
+    assert CheckpointFolder(path).load(CPU) is None
+
+
+def test_round_trip(path: Path) -> None:
+    folder = CheckpointFolder(path)
+    folder.save(7, make_state(2.5), {0: make_memory(0, 7), 12: make_memory(12, 7)}, NOTES)
+    saved = load(path)
+    assert saved.round == 7
+    assert saved.notes == NOTES
+    assert_equal(saved.state, make_state(2.5))
+    assert saved.memories.keys() == {0, 12}
+    assert_equal(saved.memories[12], make_memory(12, 7))
+
+
+def test_clients_of_earlier_rounds_are_kept_and_not_rewritten(path: Path) -> None:
+    folder = CheckpointFolder(path)
+    folder.save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, {})
+    before = {name: (path / name).stat() for name in names(path)}
+    folder.save(2, make_state(2.0), {1: make_memory(1, 2), 11: make_memory(11, 2)}, {})
+    expected = {"client-0-1", "client-1-2", "client-11-2", "server-2"}
+    assert names(path) == {f"{name}.safetensors" for name in expected} | {"manifest.json"}
+    after = (path / "client-0-1.safetensors").stat()
+    old = before["client-0-1.safetensors"]
+    assert (after.st_mtime_ns, after.st_ino) == (old.st_mtime_ns, old.st_ino)
+    saved = load(path)
+    assert saved.round == 2
+    assert_equal(saved.state, make_state(2.0))
+    assert saved.memories.keys() == {0, 1, 11}
+    for client, round_ in {0: 1, 1: 2, 11: 2}.items():
+        assert_equal(saved.memories[client], make_memory(client, round_))
+
+
+def test_a_resumed_run_goes_on_where_it_was(path: Path) -> None:
+    CheckpointFolder(path).save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, {})
+    folder = CheckpointFolder(path)
+    folder.load(CPU)
+    folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, {})
+    saved = load(path)
+    assert_equal(saved.memories[0], make_memory(0, 1))
+    assert_equal(saved.memories[1], make_memory(1, 2))
+    assert "client-1-1.safetensors" not in names(path)
+
+
+def die(*_: Any, **__: Any) -> None:
+    raise MemoryError("killed")
+
+
+@pytest.mark.parametrize("moment", ["manifest", "second file"])
+def test_a_crash_while_saving_leaves_the_checkpoint_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    folder = CheckpointFolder(path)
+    folder.save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, NOTES)
+    complete = names(path)
+    with monkeypatch.context() as patch:
+        if moment == "manifest":
+            patch.setattr(checkpoint_module, "write_json", die)
+        else:
+            save_file = checkpoint_module.save_file
+            written: list[Path] = []
+
+            def save_one(tensors: Tensors, file: Path) -> None:
+                if written:
+                    file.write_bytes(b"half a fi")
+                    raise MemoryError("killed")
+                written.append(file)
+                save_file(tensors, file)
+
+            patch.setattr(checkpoint_module, "save_file", save_one)
+        with pytest.raises(MemoryError):
+            folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, {})
+    assert names(path) > complete  # it died with files of round 2 on disk
+    saved = load(path)
+    assert saved.round == 1
+    assert saved.notes == NOTES
+    assert_equal(saved.state, make_state(1.0))
+    assert_equal(saved.memories[1], make_memory(1, 1))
+    assert names(path) == complete
+
+
+def test_a_crash_in_the_first_round(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, "write_json", die)
+        with pytest.raises(MemoryError):
+            CheckpointFolder(path).save(1, make_state(9.0), {0: make_memory(5, 5)}, {})
+    folder = CheckpointFolder(path)
+    assert folder.load(CPU) is None
+    folder.save(1, make_state(1.0), {0: make_memory(0, 1)}, {})
+    saved = load(path)
+    assert_equal(saved.state, make_state(1.0))
+    assert_equal(saved.memories[0], make_memory(0, 1))
+
+
+def test_a_crash_before_tidying_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is in place, the files of the round before still lie about: the new checkpoint counts."""
+    folder = CheckpointFolder(path)
+    folder.save(1, make_state(1.0), {1: make_memory(1, 1)}, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", die)
+        with pytest.raises(MemoryError):
+            folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, {})
+    assert {"server-1.safetensors", "server-2.safetensors"} <= names(path)
+    saved = load(path)
+    assert saved.round == 2
+    assert_equal(saved.memories[1], make_memory(1, 2))
+    assert names(path) == {"server-2.safetensors", "client-1-2.safetensors", "manifest.json"}
+
+
+def test_orphans_are_removed_at_load(path: Path) -> None:
+    CheckpointFolder(path).save(3, make_state(1.0), {4: make_memory(4, 3)}, {})
+    complete = names(path)
+    for orphan in ("server-4.safetensors", "client-4-4.safetensors", "client-9-4.safetensors", "manifest.json.tmp"):
+        (path / orphan).write_bytes(b"left by a killed round")
+    load(path)
+    assert names(path) == complete
+
+
+def test_nothing_is_pickled(path: Path) -> None:
+    CheckpointFolder(path).save(1, make_state(1.0), {0: make_memory(0, 1)}, NOTES)
+    for file in path.iterdir():
+        if file.suffix == ".json":
+            assert json.loads(file.read_text())["round"] == 1
+        else:
+            assert file.suffix == ".safetensors"
+            with safe_open(file, "pt") as tensors:
+                assert tensors.keys()
+
+
+def test_another_schema_version(path: Path) -> None:
+    CheckpointFolder(path).save(1, make_state(1.0), {}, {})
+    manifest = path / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 99}))
+    with pytest.raises(RunError, match="schema version 99"):
+        CheckpointFolder(path).load(CPU)
+    assert (path / "server-1.safetensors").exists()
