@@ -5,6 +5,7 @@ belong together. A run killed at any moment therefore finds a whole checkpoint: 
 Nothing in it executes on load.
 """
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ class CheckpointFolder:
         """The newest whole checkpoint; None where there is none. Files that belong to none are removed."""
         manifest = read_json(self._path / _MANIFEST)
         if manifest is None:
+            shutil.rmtree(self._path, ignore_errors=True)
             return None
         self._clients = {int(client): name for client, name in manifest["clients"].items()}
         kept = {manifest["server"], *self._clients.values(), _MANIFEST}
@@ -73,4 +75,6 @@ class CheckpointFolder:
         )
 
     def _write(self, name: str, tensors: Tensors) -> None:
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self._path / name)
+        # Clones, because safetensors refuses two names for one tensor, and views that are not contiguous.
+        copies = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
+        save_file(copies, self._path / name)

@@ -12,7 +12,7 @@ the key, what was given and what is allowed. The same works for a user's own cla
 """
 
 import inspect
-import math
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +62,9 @@ class Between:
         return f"from {self.low:g} to {self.high:g}"
 
 
+Bound = Above | AtLeast | Between
+
+
 def check_arguments(
     target: Callable[..., Any],
     values: Mapping[str, Any],
@@ -74,13 +77,15 @@ def check_arguments(
     config, for the hint in a message about a misspelt one.
     """
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
+    signature = inspect.signature(target).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.values())
     parameters = {
         name: parameter
-        for name, parameter in inspect.signature(target).parameters.items()
+        for name, parameter in signature.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in supplied
     }
     for name in values:
-        if name not in parameters:
+        if name not in parameters and not takes_any:
             raise ConfigError(name, values[name], unknown_key(name, (*parameters, *also)))
     for name, parameter in parameters.items():
         if name in values:
@@ -106,7 +111,9 @@ def _fits(value: Any, annotation: Any) -> bool:
         return True
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _fits(value, arguments[0]) and (value is None or all(value in bound for bound in arguments[1:]))
+        return _fits(value, arguments[0]) and (
+            value is None or all(value in bound for bound in arguments[1:] if isinstance(bound, Bound))
+        )
     if origin in (Union, types.UnionType):
         return any(_fits(value, argument) for argument in arguments)
     if origin is Literal:
@@ -116,7 +123,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
     if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if annotation is None:
@@ -128,7 +135,9 @@ def describe(annotation: Any) -> str:
     """An annotation in words, for the end of an error message."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return " ".join([describe(arguments[0]), " and ".join(str(bound) for bound in arguments[1:])])
+        return " ".join(
+            [describe(arguments[0]), " and ".join(str(bound) for bound in arguments[1:] if isinstance(bound, Bound))]
+        )
     if origin in (Union, types.UnionType):
         return " or ".join(describe(argument) for argument in arguments)
     if origin is Literal:

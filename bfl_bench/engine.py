@@ -106,7 +106,7 @@ class Sequential:
 
 
 def check_finite(values: Mapping[str, torch.Tensor | float], where: str) -> None:
-    """A sum is finite exactly if its terms are (and it does not overflow, which is as bad); it costs far less to ask."""
+    """A sum is finite if and only if its terms are, unless it overflows, which is as bad; to ask it costs far less."""
     for name, value in values.items():
         if not math.isfinite(value.sum().item() if isinstance(value, torch.Tensor) else value):
             raise DivergedError(f"{where}: {name} became NaN or infinite; a smaller local.lr often helps")

@@ -1,8 +1,8 @@
 """A network whose parameters are views into one flat vector.
 
 Loading a model is one copy, a gradient is one vector, and an SGD step, a prior pull or a sum of squared gradients is
-one operation, whatever the network. The vector is `[trainable | statistics]`: floating-point buffers, such as
-BatchNorm's running statistics, travel behind the parameters and take no gradient.
+one operation, whatever the network. The vector is `[trainable | rest]`: frozen parameters and floating-point buffers,
+such as BatchNorm's running statistics, travel behind the trainable parameters and take no gradient.
 
 Convolution weights (out, in, height, width) lie channels-last in the vector, in the order (out, height, width, in),
 and the module sees them through `permute`: that memory format makes a convolution step markedly cheaper on a CPU.
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which part of the vector is which tensor: the trainable ones first, then the statistics."""
+    """Which part of the vector is which tensor: the trainable ones first."""
 
     entries: tuple[Entry, ...]
     num_trainable: int
@@ -66,12 +66,14 @@ def _lay_out(module: nn.Module) -> Layout:
         entries.append(Entry(name, shape, start))
         start = entries[-1].stop
 
-    for name, parameter in module.named_parameters():
-        append(name, parameter.shape)
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            append(name, parameter.shape)
     num_trainable = start
-    for name, buffer in module.named_buffers():
-        if buffer.is_floating_point():
-            append(name, buffer.shape)
+    for name, tensor in {**parameters, **dict(module.named_buffers())}.items():
+        if tensor.is_floating_point() and not tensor.requires_grad:
+            append(name, tensor.shape)
     return Layout(tuple(entries), num_trainable)
 
 
@@ -86,13 +88,14 @@ class FlatModel:
         self.gradient = torch.zeros(self.layout.num_trainable, device=device)
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for entry in self.layout.entries:
-            tensor = tensors[entry.name]
+            tensor = tensors.pop(entry.name)
             view = entry.view(self.vector)
             view.copy_(tensor.data)
             tensor.data = view
             if entry.stop <= self.layout.num_trainable:
                 tensor.grad = entry.view(self.gradient)
-        self.assert_views()
+        self._counters = {tensor: tensor.clone() for tensor in tensors.values()}  # integer buffers
+        self._storage = self._pointers()
 
     @property
     def trainable(self) -> Tensor:
@@ -103,7 +106,10 @@ class FlatModel:
         return logits
 
     def load(self, vector: Tensor) -> None:
+        """Make this the network's parameters; its integer buffers, which count batches, start anew."""
         self.vector.copy_(vector)
+        for counter, initial in self._counters.items():
+            counter.copy_(initial)
 
     def backward(self, loss: Tensor) -> Tensor:
         """The gradient of `loss` as one vector (P,); the same storage at every call."""
@@ -112,8 +118,11 @@ class FlatModel:
         return self.gradient
 
     def assert_views(self) -> None:
-        """A cast or a replaced parameter silently detaches the module from the vector: better to stop."""
-        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        for entry in self.layout.entries:
-            if tensors[entry.name].data_ptr() != entry.view(self.vector).data_ptr():
-                raise AssertionError(f"{entry.name} is no longer a view into the flat vector")
+        """A cast, or a reset gradient, silently detaches the module from the vector: better to stop."""
+        if self._pointers() != self._storage:
+            raise AssertionError("a parameter, buffer or gradient is no longer a view into the flat vector")
+
+    def _pointers(self) -> list[int]:
+        parameters, buffers = list(self.module.parameters()), list(self.module.buffers())
+        gradients = [parameter.grad for parameter in parameters]
+        return [0 if tensor is None else tensor.data_ptr() for tensor in (*parameters, *buffers, *gradients)]

@@ -12,7 +12,9 @@ from bfl_bench.method import Client, LocalSettings, Task
 Adjust = Callable[[Tensor, Tensor, int], None]
 """Called as `adjust(parameters, gradient, batch_size)` before each step; changes `gradient` in place."""
 
-_GATHERED_EXAMPLES = 1024  # minibatches are sliced out of blocks of about this size: fewer, larger gathers
+# Minibatches are sliced out of blocks of about this size: fewer, larger gathers. Augmentation draws block by block, so
+# that another size gives other augmented images.
+_GATHERED_EXAMPLES = 1024
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def train_sgd(task: Task, start: Tensor, client: Client, rng: torch.Generator, a
     """
     local, model = task.local, task.model
     model.load(start)
+    model.assert_views()
     model.module.train()
     parameters = model.trainable
     velocity = torch.zeros_like(parameters) if local.momentum else None

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,22 @@ Cell = int | float | None
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that decides the results."""
-    return {key: value for key, value in config.items() if key not in WITHOUT_EFFECT}
+    """The part of a resolved config that decides the results; 1 and 1.0 are the same."""
+    return {key: _normalise(value) for key, value in config.items() if key not in WITHOUT_EFFECT}
+
+
+def _normalise(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _normalise(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_normalise(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def folder_name(config: Mapping[str, Any]) -> str:
     """dataset, partition, method, aggregator, seed, and a short hash of all that decides the results."""
-    text = json.dumps(identity(config), sort_keys=True)
+    config = identity(config)
+    text = json.dumps(config, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     partition = config["partition"]["name"]
     if "alpha" in config["partition"]:
@@ -141,7 +151,9 @@ class Table:
 
 def format_cell(value: Cell) -> str:
     """The shortest text that reads back as the same number; nothing for what was not measured."""
-    return "" if value is None else repr(value)
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, Integral) else repr(float(value))
 
 
 def parse_cell(text: str) -> Cell:

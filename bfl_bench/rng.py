@@ -17,7 +17,10 @@ def derive_seed(seed: int, *names: Name) -> int:
 
 
 def stream(seed: int, *names: Name) -> torch.Generator:
-    """A fresh generator on the CPU, e.g. `stream(seed, "client", round, client_id)`."""
+    """A fresh generator on the CPU, e.g. `stream(seed, "client", round, client_id)`.
+
+    Torch's generator keeps 32 bits of its seed: among very many streams two may coincide, which does no harm.
+    """
     return torch.Generator().manual_seed(derive_seed(seed, *names))
 
 

@@ -100,7 +100,7 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         replies = _collect(experiment, state, memories, broadcast, cohort, round_, measured)
         started = time.perf_counter()
         state, server_metrics = method.server_update(task, state, replies, stream(experiment.seed, "server", round_))
-        check_finite(state, f"round {round_}, server")
+        check_finite({**state, **server_metrics}, f"round {round_}, server")
         server_seconds = time.perf_counter() - started - measured.waited_seconds
         memories |= measured.memories
         unsaved |= measured.memories

@@ -22,9 +22,7 @@ class BflSweeper(BasicSweeper):
         assert self.launcher is not None
         assert self.hydra_context is not None
         loader = self.hydra_context.config_loader
-        overrides = OverridesParser.create(config_loader=loader).parse_overrides(
-            [*self._parse_config(), *arguments]
-        )
+        overrides = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
         points = [point for batch in self.split_arguments(overrides, None) for point in batch]
         outcomes: dict[int, Outcome] = {}
         for index, point in enumerate(points):

@@ -29,7 +29,7 @@ class FedProx(PointMethod):
         anchor = broadcast["params"][: task.model.layout.num_trainable]
 
         def pull_back(parameters: Tensor, gradient: Tensor, batch_size: int) -> None:
-            gradient.add_(parameters, alpha=self.mu).sub_(anchor, alpha=self.mu)
+            gradient.add_(parameters - anchor, alpha=self.mu)
 
         trained = train_sgd(task, broadcast["params"], client, rng, adjust=pull_back)
         model = {"params": trained.vector}

@@ -103,9 +103,7 @@ def test_crop_of_more_than_half_the_image_reflects_correctly():
     x = random_images(1, channels=1, height=4, width=4)
     windows = {tuple(random_crop(x, 3, "reflect", generator(seed)).flatten().tolist()) for seed in range(400)}
     padded = pad(x.float(), [3] * 4, mode="reflect")[0, 0]
-    expected = {
-        tuple(padded[a : a + 4, b : b + 4].int().flatten().tolist()) for a in range(7) for b in range(7)
-    }
+    expected = {tuple(padded[a : a + 4, b : b + 4].int().flatten().tolist()) for a in range(7) for b in range(7)}
     assert windows == expected
 
 

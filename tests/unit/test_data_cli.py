@@ -29,9 +29,7 @@ def small_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
     """MNIST as one small file; no test here needs the network, or torchvision with its long import."""
     file = File("MNIST/file", len(CONTENT), "sha256", hashlib.sha256(CONTENT).hexdigest())
     layout = PublishedFiles((file,), parse_nothing)
-    monkeypatch.setitem(
-        SOURCES, "mnist", replace(SOURCES["mnist"], layouts=(layout,), ways=(Way("test", fetch),))
-    )
+    monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], layouts=(layout,), ways=(Way("test", fetch),)))
     monkeypatch.setattr(sources, "import_torchvision_datasets", lambda: None)
 
 

@@ -4,9 +4,10 @@ import hashlib
 import itertools
 
 import numpy as np
+import pytest
 import torch
 
-from bfl_bench.rng import derive_seed, numpy_stream, stream
+from bfl_bench.rng import derive_seed, numpy_stream, seeded_globally, stream
 
 NAMES: list[tuple[int, tuple[str | int, ...]]] = [
     (1, ("client", 12, 3)),
@@ -60,3 +61,19 @@ def test_streams_leave_the_global_generators_alone() -> None:
     numpy_stream(1, "a").random(3)
     assert torch.equal(torch.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], numpy_state[1])  # type: ignore[index] # noqa: NPY002
+
+
+def test_seeding_globally_ends_with_the_block() -> None:
+    """Also where the block fails; within it, the seed alone decides."""
+    cpu = torch.device("cpu")
+    undisturbed = torch.randn(3, generator=torch.Generator().set_state(torch.get_rng_state()))
+    with seeded_globally(8, cpu):
+        first = torch.randn(3)
+    with seeded_globally(9, cpu):
+        other = torch.randn(3)
+    with pytest.raises(RuntimeError), seeded_globally(9, cpu):
+        torch.randn(3) @ torch.randn(4)
+    assert torch.equal(torch.randn(3), undisturbed)
+    with seeded_globally(8, cpu):
+        assert torch.equal(torch.randn(3), first)
+    assert not torch.equal(first, other)

@@ -191,9 +191,7 @@ def test_parallel_gets_fetch_once(set_source: Callable[..., Source], mnist: Sour
     assert len(fetched) == 1
 
 
-def test_interrupted_get_leaves_nothing_half(
-    set_source: Callable[..., Source], mnist: Source, tmp_path: Path
-) -> None:
+def test_interrupted_get_leaves_nothing_half(set_source: Callable[..., Source], mnist: Source, tmp_path: Path) -> None:
     def interrupt(staging: Path) -> None:
         write_mnist(staging)
         (staging / "MNIST/raw/train-images-idx3-ubyte").write_bytes(b"half")
@@ -280,9 +278,7 @@ def test_torchvision_that_does_not_match_is_one_sentence(
 
 
 def test_cifar_archive_loads(cifar_arrays: dict[str, np.ndarray], tmp_path: Path) -> None:
-    np.savez_compressed(
-        tmp_path / "cifar10.npz", **cifar_arrays | {"test_y": cifar_arrays["test_y"].astype(int)}
-    )
+    np.savez_compressed(tmp_path / "cifar10.npz", **cifar_arrays | {"test_y": cifar_arrays["test_y"].astype(int)})
     arrays = load_arrays("cifar10", tmp_path)
     assert SOURCES["cifar10"].status(tmp_path) == ("present", tmp_path)
     for name, array in arrays._asdict().items():
@@ -290,9 +286,7 @@ def test_cifar_archive_loads(cifar_arrays: dict[str, np.ndarray], tmp_path: Path
         assert array.dtype == (np.int64 if name.endswith("y") else np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("name", "batch"), [("train_x", "images of data_batch_4"), ("test_y", "labels of test")]
-)
+@pytest.mark.parametrize(("name", "batch"), [("train_x", "images of data_batch_4"), ("test_y", "labels of test")])
 def test_altered_value_in_cifar_archive_is_named(
     cifar_arrays: dict[str, np.ndarray], tmp_path: Path, name: str, batch: str
 ) -> None:
@@ -308,9 +302,7 @@ def test_cifar_archive_of_other_shape_or_with_pickles_or_cut_is_refused(
     path = tmp_path / "cifar10.npz"
     longer = {"train_x": np.concatenate([cifar_arrays["train_x"], cifar_arrays["test_x"]])}
     np.savez(path, **cifar_arrays | longer)
-    with pytest.raises(
-        DataError, match=r"train_x is uint8 \(18, 3, 32, 32\), expected uint8 \(15, 3, 32, 32\)"
-    ):
+    with pytest.raises(DataError, match=r"train_x is uint8 \(18, 3, 32, 32\), expected uint8 \(15, 3, 32, 32\)"):
         load_arrays("cifar10", tmp_path)
     np.savez(path, **cifar_arrays | {"test_y": np.array([{}] * ROWS, object)})
     with pytest.raises(DataError, match=r"cannot be read as CIFAR-10 arrays .*allow_pickle=False"):
