@@ -3,9 +3,9 @@
     python scripts/overhead.py [--repeats 7]
 
 Ours is the whole round loop, with records and a checkpoint after every round, on a test set of one example, so that
-evaluation does not count; the accuracy printed was taken on training data afterwards. The bare loop copies the model for each client, trains it with torch.optim.SGD on batches indexed out of a
-tensor (no DataLoader), and averages the parameters. The two alternate within one process on one thread; the median of
-the ratios counts.
+evaluation does not count; the accuracy printed was taken on training data afterwards. The bare loop copies the model
+for each client, trains it with torch.optim.SGD on batches indexed out of a tensor (no DataLoader), and averages the
+parameters. The two alternate within one process on one thread; the median of the ratios counts.
 """
 
 import argparse

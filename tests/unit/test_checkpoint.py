@@ -191,3 +191,12 @@ def test_another_schema_version(path: Path) -> None:
     with pytest.raises(RunError, match="schema version 99"):
         CheckpointFolder(path).load(CPU)
     assert (path / "server-1.safetensors").exists()
+
+
+def test_one_tensor_under_two_names(path: Path) -> None:
+    vector = torch.arange(6.0)
+    CheckpointFolder(path).save(1, {"a": vector, "b": vector, "c": vector.view(2, 3).T}, {}, {})
+    loaded = CheckpointFolder(path).load(torch.device("cpu"))
+    assert loaded is not None
+    assert torch.equal(loaded.state["b"], vector)
+    assert torch.equal(loaded.state["c"], vector.view(2, 3).T)

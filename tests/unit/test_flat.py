@@ -153,7 +153,7 @@ def test_every_network_dtype_becomes_float32() -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.module.parameters())
 
 
-@pytest.mark.parametrize("what", ["cast", "replaced", "statistics"])
+@pytest.mark.parametrize("what", ["cast", "replaced", "statistics", "zero_grad"])
 def test_a_detached_module_is_noticed(what: str) -> None:
     model, _ = make_flat()
     model.assert_views()
@@ -161,7 +161,34 @@ def test_a_detached_module_is_noticed(what: str) -> None:
         model.module.double()
     elif what == "replaced":
         model.module[5].bias = nn.Parameter(torch.zeros(5))  # type: ignore[index, union-attr]
+    elif what == "zero_grad":
+        model.module.zero_grad()
     else:
         model.module[1].running_var = torch.ones(4)  # type: ignore[index, union-attr]
     with pytest.raises(AssertionError, match="no longer a view"):
         model.assert_views()
+
+
+def test_frozen_parameters_travel_but_take_no_gradient() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    module[0].weight.requires_grad_(False)
+    frozen = module[0].weight.detach().clone()
+    model = FlatModel(module, CPU)
+    assert model.layout.num_trainable == 4 + 4 * 2 + 2
+    assert model.layout.size == model.layout.num_trainable + 3 * 4
+    assert torch.equal(model.layout.to_state_dict(model.vector)["0.weight"], frozen)
+    assert len(model.backward(model(torch.ones(5, 3)).square().sum())) == model.layout.num_trainable
+
+
+def test_loading_resets_the_counters_of_batches() -> None:
+    """BatchNorm without momentum averages over the batches it has counted: the count must not leak between clients."""
+    model = FlatModel(nn.BatchNorm1d(2, momentum=None), CPU)
+    start = model.vector.clone()
+    results = []
+    for _ in range(2):
+        model.load(start)
+        for offset in (1.0, 3.0):
+            model(torch.tensor([[0.0, 1.0], [2.0, 5.0]]) + offset)
+        results.append(model.vector.clone())
+    assert torch.equal(*results)
+    assert not torch.equal(results[0], start)

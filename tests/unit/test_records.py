@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
@@ -332,3 +333,17 @@ def test_another_process_is_refused_until_the_holder_is_gone(tmp_path: Path) -> 
         holder.kill()  # as the system would: nothing is tidied up
     with records.locked(tmp_path):
         pass
+
+
+def test_numbers_of_numpy_are_written_as_numbers() -> None:
+    assert records.format_cell(np.float64(0.5)) == "0.5"
+    assert records.format_cell(np.int64(3)) == "3"  # type: ignore[arg-type]
+    assert records.format_cell(True) == "1"
+
+
+def test_one_and_one_point_zero_are_the_same_run() -> None:
+    config = {"dataset": {"name": "d"}, "partition": {"name": "dirichlet", "alpha": 1}, "method": {"name": "m"}}
+    config |= {"aggregator": {"name": "none"}, "seed": 0, "widths": [1.0, 2.5]}
+    same = config | {"partition": {"name": "dirichlet", "alpha": 1.0}, "widths": [1, 2.5]}
+    assert records.folder_name(config) == records.folder_name(same)
+    assert records.folder_name(config) != records.folder_name(config | {"widths": [1, 2]})
