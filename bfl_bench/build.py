@@ -7,7 +7,7 @@ import functools
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from bfl_bench.engine import Engine, EvalSettings, Worker
 from bfl_bench.errors import ConfigError
 from bfl_bench.flat import FlatModel
 from bfl_bench.method import LocalSettings, Method, Task
+from bfl_bench.models.gaussian import GaussianSettings, count_layers, make_gaussian
 from bfl_bench.rng import derive_seed, seeded_globally
 from bfl_bench.run import Experiment
 
@@ -63,7 +64,9 @@ class Plan:
     dataset: DatasetConfig
     partition: PartitionConfig
     make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
+    gaussian: GaussianSettings | None
     method: Method
+    alternatives: dict[str, Method]  # the method with the rules of eval.also_aggregate
     engine: Engine
     local: LocalSettings
     server: ServerSettings
@@ -94,14 +97,24 @@ def plan(config: Mapping[str, Any]) -> Plan:
         raise ConfigError("participation", settings.participation, f"at most num_clients, {settings.num_clients}")
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
+    gaussian, model = _split_model(config["model"])
+    method = _construct_method(config)
+    if gaussian is None and _has_gaussian_layers(method):
+        allowed = f"a network with the keys of Gaussian layers (`defaults: [_gaussian, _self_]`) for {method.name}"
+        raise ConfigError("model", config["model"].get("name"), allowed)
+    if gaussian is not None and gaussian.bayesian_layers not in ("auto", 0) and not _has_gaussian_layers(method):
+        allowed = f"auto or 0; method {method.name} has no Gaussian layers"
+        raise ConfigError("model.bayesian_layers", gaussian.bayesian_layers, allowed)
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,
         device=torch.device("cuda" if use_gpu else "cpu"),
         dataset=construct("dataset", config),
         partition=construct("partition", config),
-        make_model=construct("model", config, supplied=("input_shape", "num_classes")),
-        method=_construct_method(config),
+        make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),
+        gaussian=gaussian,
+        method=method,
+        alternatives=_construct_alternatives(method, config),
         engine=construct("engine", config),
         **{key: _section(key, cls, config[key]) for key, cls in sections.items()},
     )
@@ -130,8 +143,46 @@ def _construct_method(config: Mapping[str, Any]) -> Any:
         raise ConfigError("aggregator", rule, f"none; method {method} takes no aggregator")
     if not takes_rule:
         return construct("method", config)
-    aggregator = construct("aggregator", config, supplied=("means", "variances", "weights"))
-    return construct("method", config, supplied=("aggregator",))(aggregator=aggregator)
+    return construct("method", config, supplied=("aggregator",))(aggregator=_construct_rule(config))
+
+
+def _construct_alternatives(method: Any, config: Mapping[str, Any]) -> dict[str, Method]:
+    rules: dict[str, Any] = config["eval"].get("also_aggregate") or {}
+    if rules and not hasattr(method, "aggregator"):
+        allowed = f"an empty list; method {method.name} takes no aggregator"
+        raise ConfigError("eval.also_aggregate", list(rules), allowed)
+    return {name: replace(method, aggregator=_construct_rule({"aggregator": node})) for name, node in rules.items()}
+
+
+def _construct_rule(config: Mapping[str, Any]) -> Any:
+    return construct("aggregator", config, supplied=("means", "variances", "weights", "generator"))
+
+
+def _split_model(node: Mapping[str, Any]) -> tuple[GaussianSettings | None, dict[str, Any]]:
+    """The settings of Gaussian layers, which a user's own network need not have, and the network's other keys."""
+    names = [field.name for field in fields(GaussianSettings)]
+    shared = {key: node[key] for key in names if key in node}
+    rest = {key: value for key, value in node.items() if key not in names}
+    return (_section("model", GaussianSettings, shared) if shared else None), rest
+
+
+def _has_gaussian_layers(method: Method) -> bool:
+    return bool(getattr(method, "gaussian_layers", False))
+
+
+def _make_module(plan: Plan, dataset: Dataset) -> nn.Module:
+    """The network, with the Gaussian layers that the method and `model.bayesian_layers` ask for."""
+    layers = plan.gaussian.bayesian_layers if plan.gaussian else 0
+    with seeded_globally(derive_seed(plan.settings.seed, "model"), plan.device):
+        module = plan.make_model(dataset.input_shape, dataset.num_classes)
+        if plan.gaussian is None or layers == 0 or not _has_gaussian_layers(plan.method):
+            return module
+        if layers == "auto":
+            return make_gaussian(module, None, plan.gaussian)
+        available = count_layers(module)
+        if isinstance(layers, int) and layers > available:
+            raise ConfigError("model.bayesian_layers", layers, f"at most the {available} layers of the network")
+        return make_gaussian(module, available if layers == "all" else layers, plan.gaussian)
 
 
 def _target(group: str, config: Mapping[str, Any]) -> Callable[..., Any]:
@@ -142,6 +193,8 @@ def _target(group: str, config: Mapping[str, Any]) -> Callable[..., Any]:
         target: Callable[..., Any] = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{group}._target_", path, f"something that can be imported ({error})") from None
+    if not callable(target):
+        raise ConfigError(f"{group}._target_", path, "a class or a function")
     return target
 
 
@@ -164,9 +217,8 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         )
     except ConfigError as error:
         raise error if error.key == "num_clients" else error.below("partition") from None
-    with seeded_globally(derive_seed(settings.seed, "model"), plan.device):
-        module = plan.make_model(dataset.input_shape, dataset.num_classes)
-    task = Task(FlatModel(module, plan.device), plan.local, plan.server.lr, partition.sizes)
+    model = FlatModel(_make_module(plan, dataset), plan.device)
+    task = Task(model, plan.local, plan.server.lr, partition.sizes, plan.gaussian)
     worker = Worker(
         task=task,
         method=plan.method,
@@ -185,6 +237,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         cohort_size=_cohort_size(settings.participation, partition.sizes),
         checkpoint_every=plan.checkpoint.every,
         partition_info=partition.info,
+        alternatives=plan.alternatives,
     )
     return experiment, dataset, partition
 

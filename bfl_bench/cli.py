@@ -109,7 +109,7 @@ def _run(config: "DictConfig") -> Outcome:
     from bfl_bench import build, records, show
     from bfl_bench.run import run
 
-    resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    resolved = resolve(config)
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     plan = build.plan(resolved)
     folder = Path(plan.settings.out) / records.folder_name(resolved)
@@ -133,6 +133,21 @@ def _run(config: "DictConfig") -> Outcome:
         show.draw_curves(folder)
     show.print_summary(summary, folder, brief=sweep)
     return _outcome_of_summary(summary)
+
+
+def resolve(config: "DictConfig") -> dict[str, Any]:
+    """The config as plain values; the rules named in eval.also_aggregate are filled in with their own configs."""
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    if isinstance(resolved["eval"], dict):
+        names = resolved["eval"].get("also_aggregate")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError("eval.also_aggregate", names, "a list of names of aggregators")
+        rules = {name: compose("config", [f"aggregator={name}"])["aggregator"] for name in names}
+        resolved["eval"]["also_aggregate"] = {name: OmegaConf.to_container(rule) for name, rule in rules.items()}
+    return resolved  # type: ignore[no-any-return]
 
 
 def _describe_run(folder: Path, plan: "Plan", dataset: Any, partition: Any) -> None:
@@ -220,7 +235,7 @@ def help_text() -> str:
         "For example: bfl-run method=fedprox dataset=mnist partition.alpha=0.01 local.epochs=5 local.lr=0.01",
     ]
     for group in GROUPS:
-        files = sorted((config_folder() / group).glob("*.yaml"))
+        files = sorted((config_folder() / group).glob("[!_]*.yaml"))
         lines += ["", group] + [f"  {path.stem:<16} {_first_comment(path)}" for path in files]
     lines += ["", "Other keys, with their defaults (conf/config.yaml):", ""]
     text = (config_folder() / "config.yaml").read_text()

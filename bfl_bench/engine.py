@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 
@@ -26,6 +26,8 @@ class EvalSettings:
     draws: Annotated[int, AtLeast(1)]
     local_draws: Annotated[int, AtLeast(1)]
     ece_bins: Annotated[int, AtLeast(1)]
+    nll_epsilon: Annotated[float, AtLeast(0)]
+    also_aggregate: dict[str, Any]  # names of rules, and their configs
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,12 @@ class Worker:
     def _evaluate(self, model: Tensors, names: tuple[str, int, int]) -> Scores:
         rng = stream(self.seed, *names, "evaluate")
         draws = self.method.draws(self.task, model, self.settings.local_draws, rng)
-        return evaluate(self.task.model, draws, self.test, self.settings.batch_size, self.settings.ece_bins)
+        return self.score(draws)
+
+    def score(self, draws: Iterator[torch.Tensor]) -> Scores:
+        """The predictions of parameter draws on the test set."""
+        settings = self.settings
+        return evaluate(self.task.model, draws, self.test, settings.batch_size, settings.ece_bins, settings.nll_epsilon)
 
 
 class Engine(Protocol):

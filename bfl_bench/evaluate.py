@@ -37,11 +37,13 @@ def predict(model: FlatModel, draws: Iterator[Tensor], x: Tensor, batch_size: in
     return total - math.log(num_draws)
 
 
-def evaluate(model: FlatModel, draws: Iterator[Tensor], data: Split, batch_size: int, ece_bins: int) -> Scores:
+def evaluate(
+    model: FlatModel, draws: Iterator[Tensor], data: Split, batch_size: int, ece_bins: int, nll_epsilon: float = 0.0
+) -> Scores:
     log_probabilities = predict(model, draws, data.x, batch_size)
     return Scores(
         accuracy=metrics.accuracy(log_probabilities, data.y),
-        nll=metrics.negative_log_likelihood(log_probabilities, data.y),
+        nll=metrics.negative_log_likelihood(log_probabilities, data.y, nll_epsilon),
         ece=metrics.expected_calibration_error(log_probabilities, data.y, ece_bins),
         brier=metrics.brier_score(log_probabilities, data.y),
     )

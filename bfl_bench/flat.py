@@ -1,8 +1,10 @@
 """A network whose parameters are views into one flat vector.
 
 Loading a model is one copy, a gradient is one vector, and an SGD step, a prior pull or a sum of squared gradients is
-one operation, whatever the network. The vector is `[trainable | rest]`: frozen parameters and floating-point buffers,
-such as BatchNorm's running statistics, travel behind the trainable parameters and take no gradient.
+one operation, whatever the network. The vector is `[points | means | log variances | rest]`. A parameter
+`X_log_variance` holds the log variances of Gaussian weights with mean X; means and log variances lie in the same order.
+The other trainable parameters are points. The rest, frozen parameters and floating-point buffers such as BatchNorm's
+running statistics, travels along and takes no gradient.
 
 Convolution weights (out, in, height, width) lie channels-last in the vector, in the order (out, height, width, in),
 and the module sees them through `permute`: that memory format makes a convolution step markedly cheaper on a CPU.
@@ -12,6 +14,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+LOG_VARIANCE = "_log_variance"
+"""The end of the names of parameters that hold log variances."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which part of the vector is which tensor: the trainable ones first."""
+    """Which part of the vector is which tensor, and which is which kind."""
 
     entries: tuple[Entry, ...]
-    num_trainable: int
+    points: slice
+    means: slice
+    log_variances: slice
+
+    @property
+    def num_trainable(self) -> int:
+        return int(self.log_variances.stop)
 
     @property
     def size(self) -> int:
@@ -58,23 +69,20 @@ class Layout:
 
 
 def _lay_out(module: nn.Module) -> Layout:
-    entries: list[Entry] = []
-    start = 0
-
-    def append(name: str, shape: torch.Size) -> None:
-        nonlocal start
-        entries.append(Entry(name, shape, start))
-        start = entries[-1].stop
-
     parameters = dict(module.named_parameters())
-    for name, parameter in parameters.items():
-        if parameter.requires_grad:
-            append(name, parameter.shape)
-    num_trainable = start
-    for name, tensor in {**parameters, **dict(module.named_buffers())}.items():
-        if tensor.is_floating_point() and not tensor.requires_grad:
-            append(name, tensor.shape)
-    return Layout(tuple(entries), num_trainable)
+    trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    log_variances = [name for name in trainable if name.endswith(LOG_VARIANCE)]
+    means = [name.removesuffix(LOG_VARIANCE) for name in log_variances]
+    points = [name for name in trainable if name not in means and name not in log_variances]
+    tensors = {**parameters, **dict(module.named_buffers())}
+    rest = [name for name, tensor in tensors.items() if tensor.is_floating_point() and name not in trainable]
+    entries: list[Entry] = []
+    ends: list[int] = []
+    for names in (points, means, log_variances, rest):
+        for name in names:
+            entries.append(Entry(name, tensors[name].shape, entries[-1].stop if entries else 0))
+        ends.append(entries[-1].stop if entries else 0)
+    return Layout(tuple(entries), slice(0, ends[0]), slice(ends[0], ends[1]), slice(ends[1], ends[2]))
 
 
 class FlatModel:

@@ -38,10 +38,18 @@ def minibatches(client: Client, local: LocalSettings, rng: torch.Generator) -> I
                 yield x[start:stop], y[start:stop], last
 
 
-def train_sgd(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust | None = None) -> Trained:
+def train_sgd(
+    task: Task,
+    start: Tensor,
+    client: Client,
+    rng: torch.Generator,
+    adjust: Adjust | None = None,
+    num_samples: int = 1,
+) -> Trained:
     """SGD from `start` on the client's cross-entropy, as torch.optim.SGD computes it; nothing waits for the device.
 
     The order within a step: gradient of the minibatch mean, `adjust`, clipping of the norm, weight decay, momentum.
+    A network that samples its weights sees every minibatch `num_samples` times at once; the loss is the mean.
     """
     local, model = task.local, task.model
     model.load(start)
@@ -53,11 +61,13 @@ def train_sgd(task: Task, start: Tensor, client: Client, rng: torch.Generator, a
     num_correct = torch.zeros((), device=parameters.device, dtype=torch.long)
     num_steps = 0
     for x, y, last_epoch in minibatches(client, local, rng):
+        if num_samples > 1:
+            x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
         logits = model(x)
         loss = F.cross_entropy(logits, y)
         gradient = model.backward(loss)
         if adjust is not None:
-            adjust(parameters, gradient, len(y))
+            adjust(parameters, gradient, len(y) // num_samples)
         if local.clip is not None:
             gradient.mul_((local.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))
         if local.weight_decay:
@@ -69,5 +79,6 @@ def train_sgd(task: Task, start: Tensor, client: Client, rng: torch.Generator, a
         if last_epoch:
             loss_sum.add_(loss.detach(), alpha=len(y))
             num_correct.add_((logits.detach().argmax(1) == y).sum())
-    metrics = {"train_loss": loss_sum.item() / len(client), "train_acc": num_correct.item() / len(client)}
+    num_seen = len(client) * num_samples
+    metrics = {"train_loss": loss_sum.item() / num_seen, "train_acc": num_correct.item() / num_seen}
     return Trained(model.vector.clone(), num_steps, metrics)

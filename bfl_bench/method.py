@@ -15,6 +15,7 @@ from torch import Tensor
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.flat import FlatModel
+from bfl_bench.models.gaussian import GaussianSettings
 
 Tensors = dict[str, Tensor]
 """A state, a message or a model: named tensors."""
@@ -43,6 +44,7 @@ class Task:
     local: LocalSettings
     server_lr: float
     sizes: tuple[int, ...]  # training examples of each of the N clients
+    gaussian: GaussianSettings | None = None  # of the network's Gaussian layers
 
     def weight(self, kind: Weights, client_id: int) -> float:
         return float(self.sizes[client_id]) if kind == "size" else 1.0

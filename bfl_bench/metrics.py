@@ -14,8 +14,12 @@ def accuracy(log_probabilities: Tensor, labels: Tensor) -> float:
     return (log_probabilities.argmax(1) == labels).double().mean().item()
 
 
-def negative_log_likelihood(log_probabilities: Tensor, labels: Tensor) -> float:
-    return -log_probabilities.double().gather(1, labels[:, None]).mean().item()
+def negative_log_likelihood(log_probabilities: Tensor, labels: Tensor, epsilon: float = 0.0) -> float:
+    """Mean of -log(p(label) + epsilon), in nats."""
+    log_likelihood = log_probabilities.double().gather(1, labels[:, None])
+    if epsilon:
+        log_likelihood = (log_likelihood.exp() + epsilon).log()
+    return -log_likelihood.mean().item()
 
 
 def brier_score(log_probabilities: Tensor, labels: Tensor) -> float:

@@ -4,7 +4,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from bfl_bench import records
 from bfl_bench.checkpoint import CheckpointFolder
 from bfl_bench.engine import Engine, Job, Reply, Worker, check_finite
 from bfl_bench.errors import DivergedError
-from bfl_bench.evaluate import Scores, evaluate
-from bfl_bench.method import Tensors
+from bfl_bench.evaluate import Scores
+from bfl_bench.method import Method, Tensors
 from bfl_bench.metrics import worst_tenth
 from bfl_bench.rng import stream
 
@@ -36,6 +36,7 @@ class Experiment:
     cohort_size: int
     checkpoint_every: int
     partition_info: Mapping[str, Any]
+    alternatives: Mapping[str, Method] = field(default_factory=dict)  # evaluated on the same replies, by name
 
     def cohort(self, round_: int) -> list[int]:
         """The clients of a round, in ascending order; clients without examples are never drawn."""
@@ -97,7 +98,13 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         measured = _Round()
         cohort = experiment.cohort(round_)
         broadcast = method.broadcast(task, state)
-        replies = _collect(experiment, state, memories, broadcast, cohort, round_, measured)
+        due = _is_due(round_, worker.settings.every, experiment.rounds)
+        replies: Iterable[tuple[int, Tensors]] = _collect(
+            experiment, state, memories, broadcast, cohort, round_, measured
+        )
+        if due and experiment.alternatives:
+            replies = list(replies)
+        before = state
         started = time.perf_counter()
         state, server_metrics = method.server_update(task, state, replies, stream(experiment.seed, "server", round_))
         check_finite({**state, **server_metrics}, f"round {round_}, server")
@@ -109,9 +116,11 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
 
         started = time.perf_counter()
         row: Row | None = None
-        if _is_due(round_, worker.settings.every, experiment.rounds):
-            row = _metrics_row(round_, _evaluate_global(experiment, state, round_), measured, task.sizes)
+        if due:
+            row = _metrics_row(round_, _evaluate_global(experiment, method, state, round_), measured, task.sizes)
             row |= {**totals, **server_metrics}
+            for name, alternative in experiment.alternatives.items():
+                row |= _evaluate_alternative(experiment, name, alternative, before, replies, round_)
             tables[records.METRICS].append([row])
         evaluation_seconds = time.perf_counter() - started + sum(r.evaluation_seconds for r in measured.replies)
         tables[records.CLIENTS].append(_client_rows(round_, measured, task.sizes))
@@ -170,10 +179,26 @@ def _is_due(round_: int, every: int, last: int) -> bool:
     return round_ == last or (every > 0 and round_ % every == 0)
 
 
-def _evaluate_global(experiment: Experiment, state: Tensors, round_: int) -> Scores:
+def _evaluate_alternative(
+    experiment: Experiment,
+    name: str,
+    method: Method,
+    state: Tensors,
+    replies: Iterable[tuple[int, Tensors]],
+    round_: int,
+) -> Row:
+    """What the round's global model would be under another rule; the run itself goes on with its own."""
+    rng = stream(experiment.seed, "server", round_)
+    aggregated, server_metrics = method.server_update(experiment.worker.task, state, replies, rng)
+    scores = _evaluate_global(experiment, method, aggregated, round_)
+    values = {"ga": scores.accuracy, "ece": scores.ece, "nll": scores.nll, "brier": scores.brier, **server_metrics}
+    return {f"{key}@{name}": value for key, value in values.items()}
+
+
+def _evaluate_global(experiment: Experiment, method: Method, state: Tensors, round_: int) -> Scores:
     worker = experiment.worker
-    draws = worker.method.draws(worker.task, state, worker.settings.draws, stream(experiment.seed, "evaluate", round_))
-    scores = evaluate(worker.task.model, draws, worker.test, worker.settings.batch_size, worker.settings.ece_bins)
+    rng = stream(experiment.seed, "evaluate", round_)
+    scores = worker.score(method.draws(worker.task, state, worker.settings.draws, rng))
     check_finite({"test NLL": scores.nll}, f"round {round_}, server")
     return scores
 

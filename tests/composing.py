@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-from bfl_bench import records
+from bfl_bench import cli, records
 from bfl_bench.build import load, plan
 from bfl_bench.cli import config_folder
 from bfl_bench.run import Experiment, run
@@ -23,9 +22,7 @@ SMALL = (
 
 def resolve(*overrides: str) -> dict[str, Any]:
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose("config", list(overrides))
-    resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return resolved  # type: ignore[no-any-return]
+        return cli.resolve(compose("config", list(overrides)))
 
 
 def experiment(*overrides: str) -> Experiment:

@@ -30,6 +30,20 @@ def make_local(**changes: Any) -> LocalSettings:
     return LocalSettings(**values | changes)
 
 
+def make_eval(**changes: Any) -> EvalSettings:
+    values: dict[str, Any] = {
+        "every": 1,
+        "local_every": 1,
+        "batch_size": 8,
+        "draws": 1,
+        "local_draws": 1,
+        "ece_bins": 5,
+        "nll_epsilon": 0.0,
+        "also_aggregate": {},
+    }
+    return EvalSettings(**values | changes)
+
+
 def make_module() -> nn.Module:
     """Smooth, so that a rounding error stays one: no ReLU that could switch."""
     return nn.Sequential(nn.Linear(NUM_FEATURES, 6), nn.Tanh(), nn.Linear(6, NUM_CLASSES))
@@ -69,7 +83,7 @@ def make_worker(method: Method, sizes: Sequence[int] = SIZES, seed: int = 3, **l
         test=make_split(25, seed=4),
         augment=None,
         client_indices=tuple(client.indices for client in clients),
-        settings=EvalSettings(every=1, local_every=1, batch_size=10, draws=3, local_draws=3, ece_bins=15),
+        settings=make_eval(batch_size=10, draws=3, local_draws=3, ece_bins=15),
         seed=seed,
     )
 

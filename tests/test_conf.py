@@ -10,7 +10,7 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.records import folder_name
 from tests.composing import SMALL, experiment, resolve, run_in
 
-FILES = {group: sorted(path.stem for path in (config_folder() / group).glob("*.yaml")) for group in GROUPS}
+FILES = {group: sorted(path.stem for path in (config_folder() / group).glob("[!_]*.yaml")) for group in GROUPS}
 CHOICES = [(group, name) for group in GROUPS for name in FILES[group]]
 
 # What an option needs beside itself in order to run on small synthetic data.

@@ -1,28 +1,25 @@
 """The round loop: what is evaluated when, and what it does when numbers go wrong."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bfl_bench import records
-from bfl_bench.engine import EvalSettings, Sequential
+from bfl_bench.engine import Sequential
 from bfl_bench.method import Method, Task, Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.run import Experiment, run
-from tests.federation import make_worker
+from tests.federation import make_eval, make_worker
 
 
 def make_experiment(
     method: Method | None = None, rounds: int = 5, sizes: tuple[int, ...] = (7, 12, 4), **eval_: int
 ) -> Experiment:
     worker = make_worker(method or FedAvg("fedavg", "size"), sizes=sizes)
-    settings = EvalSettings(
-        **{"every": 1, "local_every": 1, "batch_size": 8, "draws": 1, "local_draws": 1, "ece_bins": 5} | eval_
-    )
-    worker = type(worker)(**{**vars(worker), "settings": settings})
+    worker = replace(worker, settings=make_eval(**eval_))
     return Experiment(worker, Sequential("sequential"), 3, rounds, 2, 1, {})
 
 

@@ -1,0 +1,41 @@
+"""Apply a rule to what K clients sent: in float64, one block of columns after the other."""
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bfl_bench.aggregators.rules import Gaussian
+
+Rule = Callable[..., Gaussian]
+"""(means (K, D), variances (K, D), weights (K,)) -> (mean (D,), variance (D,)); a random one takes `generator` too."""
+
+_BLOCK = 1 << 14  # columns: K times as many numbers in float64 are in use at a time, beside the inputs
+
+
+def combine(
+    rule: Rule,
+    means: Sequence[Tensor],
+    variances: Sequence[Tensor],
+    weights: Sequence[float],
+    rng: torch.Generator,
+) -> Gaussian:
+    """Mean and variance, (D,) each in float64, from K vectors each; weights are normalised here.
+
+    Columns are independent under every rule, so that blocks change nothing; a random rule draws block by block.
+    """
+    normalised = torch.tensor(weights, dtype=torch.float64, device=means[0].device)
+    normalised /= normalised.sum()
+    options = {"generator": rng} if "generator" in inspect.signature(rule).parameters else {}
+    results = [
+        rule(_stack(means, start), _stack(variances, start), normalised, **options)
+        for start in range(0, len(means[0]), _BLOCK)
+    ]
+    if not results:
+        return means[0].double(), variances[0].double()  # no columns at all
+    return torch.cat([mean for mean, _ in results]), torch.cat([variance for _, variance in results])
+
+
+def _stack(vectors: Sequence[Tensor], start: int) -> Tensor:
+    return torch.stack([vector[start : start + _BLOCK] for vector in vectors]).double()

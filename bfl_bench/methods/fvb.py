@@ -1,0 +1,129 @@
+"""Federated variational Bayes: clients fit mean-field Gaussian networks, any rule combines them.
+
+Ozer, Buldu, Akgul, Unal: "How to Combine Variational Bayesian Networks in Federated Learning", 2022 (BFL-P),
+Algorithms 1 and 2: with `weights: uniform` it is FVBA, with `weights: size` FVBWA. With only the last layers Gaussian
+(`model.bayesian_layers`) and the rules `rklb` and `wb` it is BA-BFL (Jamoussi, Serra, Stavrou, Kountouris, 2024).
+
+A client minimises E_q[NLL] + beta KL(q || prior) / n_k, per example. Points (biases, layers that are not Gaussian) are
+averaged. The server's step moves means and log variances.
+
+Deviations: at test time whole parameter vectors are drawn, one for all test examples, where the released codes draw the
+noise of every example anew; the predictive distribution of an example is the same.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bfl_bench.aggregators import Rule, WeightedMean, combine, step_towards
+from bfl_bench.checks import Above, AtLeast
+from bfl_bench.local import train_sgd
+from bfl_bench.method import Client, Task, Tensors, Update, Weights
+from bfl_bench.models.gaussian import GaussianSettings
+
+
+@dataclass(frozen=True)
+class Fvb:
+    gaussian_layers: ClassVar[bool] = True
+
+    name: str
+    aggregator: Rule
+    weights: Weights
+    beta: Annotated[float, AtLeast(0)]
+    prior_variance: Annotated[float, Above(0)]
+    prior: Literal["fixed", "previous"]
+    train_samples: Annotated[int, AtLeast(1)]
+    alarm_variances: list[float]
+
+    def init(self, task: Task, rng: torch.Generator) -> Tensors:
+        return {"params": task.model.vector.clone(), "round": torch.zeros((), device=task.model.vector.device)}
+
+    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
+        return None
+
+    def broadcast(self, task: Task, state: Tensors) -> Tensors:
+        return dict(state)
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+    ) -> Update:
+        layout, clamp = task.model.layout, _settings(task)
+        if self.prior == "previous" and broadcast["round"] > 0:
+            prior_mean = broadcast["params"][layout.means]
+            prior_log_variance = clamp.clamp(broadcast["params"][layout.log_variances])
+        else:
+            prior_mean = torch.zeros_like(broadcast["params"][layout.means])
+            prior_log_variance = torch.full_like(prior_mean, math.log(self.prior_variance))
+        prior_precision = (-prior_log_variance).exp()
+        scale = self.beta / len(client)
+
+        def add_kl_gradient(parameters: Tensor, gradient: Tensor, batch_size: int) -> None:
+            log_variance = parameters[layout.log_variances]
+            pull = 0.5 * ((clamp.clamp(log_variance) - prior_log_variance).exp() - 1)
+            if (passes := clamp.passes_gradient(log_variance)) is not None:
+                pull *= passes
+            gradient[layout.means].add_((parameters[layout.means] - prior_mean) * prior_precision, alpha=scale)
+            gradient[layout.log_variances].add_(pull, alpha=scale)
+
+        trained = train_sgd(
+            task, broadcast["params"], client, rng, adjust=add_kl_gradient, num_samples=self.train_samples
+        )
+        model = {"params": trained.vector}
+        log_variance = clamp.clamp(trained.vector[layout.log_variances])
+        distance = (trained.vector[layout.means] - prior_mean).square() * prior_precision
+        ratio = log_variance - prior_log_variance
+        kl = 0.5 * (distance + ratio.exp() - 1 - ratio).sum().item()
+        return Update(message=model, local=model, metrics={**trained.metrics, "kl": kl})
+
+    def server_update(
+        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+    ) -> tuple[Tensors, dict[str, float]]:
+        layout = task.model.layout
+        points, means, variances, weights = WeightedMean(), [], [], []
+        for client_id, message in replies:
+            weights.append(task.weight(self.weights, client_id))
+            points.add(message["params"], weights[-1])
+            means.append(message["params"][layout.means])
+            variances.append(message["params"][layout.log_variances].double().exp())
+        mean, variance = combine(self.aggregator, means, variances, weights, rng)
+        aggregated = points.result()
+        aggregated[layout.means] = mean
+        aggregated[layout.log_variances] = variance.log()
+        params = step_towards(state["params"], aggregated, task.server_lr)
+        return {"params": params, "round": state["round"] + 1}, self._diagnose(task, params)
+
+    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
+        layout = task.model.layout
+        mean = model["params"][layout.means]
+        deviation = (0.5 * _settings(task).clamp(model["params"][layout.log_variances])).exp()
+        for _ in range(num if len(mean) else 1):
+            draw = model["params"].clone()
+            draw[layout.means] += deviation * torch.randn(len(mean), generator=rng).to(mean.device)
+            yield draw
+
+    def _diagnose(self, task: Task, params: Tensor) -> dict[str, float]:
+        """The norm of all standard deviations, the share of log variances that a clamp holds, and an alarm.
+
+        The alarm is -1 where the typical variance, the geometric mean, has collapsed below `alarm_variances[0]`, 1
+        where it has exploded above `alarm_variances[1]`, else 0.
+        """
+        log_variance = params[task.model.layout.log_variances].double()
+        if not len(log_variance):
+            return {}
+        typical = log_variance.mean().exp().item()
+        lowest, highest = self.alarm_variances
+        passes = _settings(task).clamp(log_variance) == log_variance
+        return {
+            "std_norm": log_variance.exp().sum().sqrt().item(),
+            "clamped": 1 - passes.double().mean().item(),
+            "alarm": float(typical > highest) - float(typical < lowest),
+        }
+
+
+def _settings(task: Task) -> GaussianSettings:
+    assert task.gaussian is not None  # the builder sees to it for a method with Gaussian layers
+    return task.gaussian
