@@ -9,13 +9,13 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import torch
 from torch import nn
 
-from bfl_bench.checks import Above, AtLeast, check_arguments
-from bfl_bench.data.dataset import Dataset, DatasetConfig
+from bfl_bench.checks import Above, AtLeast, check_arguments, check_value
+from bfl_bench.data.dataset import Dataset, DatasetConfig, Split
 from bfl_bench.data.partition import Partition, PartitionConfig
 from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engine import Engine, EvalSettings, Worker
@@ -23,7 +23,7 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.flat import FlatModel
 from bfl_bench.method import LocalSettings, Method, Task
 from bfl_bench.models.gaussian import GaussianSettings, count_layers, make_gaussian
-from bfl_bench.rng import derive_seed, seeded_globally
+from bfl_bench.rng import derive_seed, seeded_globally, stream
 from bfl_bench.run import Experiment
 
 GROUPS = ("dataset", "partition", "model", "method", "aggregator", "engine")
@@ -62,6 +62,7 @@ class Plan:
     settings: Settings
     device: torch.device
     dataset: DatasetConfig
+    server_samples: int
     partition: PartitionConfig
     make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
     gaussian: GaussianSettings | None
@@ -97,6 +98,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
         raise ConfigError("participation", settings.participation, f"at most num_clients, {settings.num_clients}")
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
+    dataset = dict(config["dataset"])
+    server_samples = dataset.pop("server_samples", 0)
+    check_value("dataset.server_samples", server_samples, Annotated[int, AtLeast(0)])
     gaussian, model = _split_model(config["model"])
     method = _construct_method(config)
     if gaussian is None and _has_gaussian_layers(method):
@@ -105,11 +109,14 @@ def plan(config: Mapping[str, Any]) -> Plan:
     if gaussian is not None and gaussian.bayesian_layers not in ("auto", 0) and not _has_gaussian_layers(method):
         allowed = f"auto or 0; method {method.name} has no Gaussian layers"
         raise ConfigError("model.bayesian_layers", gaussian.bayesian_layers, allowed)
+    if server_samples == 0 and getattr(method, "server_data", False):
+        raise ConfigError("dataset.server_samples", 0, f"above 0; method {method.name} needs unlabelled server data")
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,
         device=torch.device("cuda" if use_gpu else "cpu"),
-        dataset=construct("dataset", config),
+        dataset=construct("dataset", {"dataset": dataset}),
+        server_samples=server_samples,
         partition=construct("partition", config),
         make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),
         gaussian=gaussian,
@@ -120,14 +127,14 @@ def plan(config: Mapping[str, Any]) -> Plan:
     )
 
 
-def construct(group: str, config: Mapping[str, Any], supplied: tuple[str, ...] = ()) -> Any:
-    """The object a group's node describes, or a function of the `supplied` arguments that makes it."""
+def construct(group: str, config: Mapping[str, Any], supplied: tuple[str, ...] = (), **given: Any) -> Any:
+    """The object a group's node and the `given` arguments describe, or a function of the `supplied` ones."""
     target = _target(group, config)
     values = {key: value for key, value in config[group].items() if key != "_target_"}
     if "name" not in inspect.signature(target).parameters:
         values.pop("name", None)
     try:
-        arguments = check_arguments(target, values, supplied)
+        arguments = check_arguments(target, values, (*supplied, *given)) | given
         return functools.partial(target, **arguments) if supplied else target(**arguments)
     except ConfigError as error:
         raise error.below(group) from None
@@ -136,14 +143,22 @@ def construct(group: str, config: Mapping[str, Any], supplied: tuple[str, ...] =
 def _construct_method(config: Mapping[str, Any]) -> Any:
     """The method, with the aggregation rule it asks for by a parameter of that name."""
     rule, method = config["aggregator"].get("name"), config["method"].get("name")
-    takes_rule = "aggregator" in inspect.signature(_target("method", config)).parameters
+    target = _target("method", config)
+    takes_rule = "aggregator" in inspect.signature(target).parameters
     if takes_rule and rule == "none":
+        if _may_be_none(target, "aggregator"):
+            return construct("method", config, aggregator=None)
         raise ConfigError("aggregator", rule, f"a rule; method {method} needs one")
     if not takes_rule and rule != "none":
         raise ConfigError("aggregator", rule, f"none; method {method} takes no aggregator")
     if not takes_rule:
         return construct("method", config)
-    return construct("method", config, supplied=("aggregator",))(aggregator=_construct_rule(config))
+    return construct("method", config, aggregator=_construct_rule(config))
+
+
+def _may_be_none(target: Callable[..., Any], parameter: str) -> bool:
+    annotation = get_type_hints(target.__init__ if inspect.isclass(target) else target).get(parameter)
+    return type(None) in get_args(annotation)
 
 
 def _construct_alternatives(method: Any, config: Mapping[str, Any]) -> dict[str, Method]:
@@ -210,7 +225,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     settings = plan.settings
     torch.set_num_threads(settings.threads)
     data_dir = Path(settings.data_dir).expanduser() if settings.data_dir else default_data_dir()
-    dataset = plan.dataset.load(data_dir)
+    dataset, server_x = _hold_out(plan.dataset.load(data_dir), plan.server_samples, settings.seed)
     try:
         partition = plan.partition.split(
             dataset.train.y.numpy(), dataset.num_classes, settings.num_clients, settings.seed
@@ -218,7 +233,8 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     except ConfigError as error:
         raise error if error.key == "num_clients" else error.below("partition") from None
     model = FlatModel(_make_module(plan, dataset), plan.device)
-    task = Task(model, plan.local, plan.server.lr, partition.sizes, plan.gaussian)
+    server_x = None if server_x is None else server_x.to(plan.device)
+    task = Task(model, plan.local, plan.server.lr, partition.sizes, plan.gaussian, server_x)
     worker = Worker(
         task=task,
         method=plan.method,
@@ -240,6 +256,20 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         alternatives=plan.alternatives,
     )
     return experiment, dataset, partition
+
+
+def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, torch.Tensor | None]:
+    """Take random training examples away for the server, without their labels, as inputs that are not augmented."""
+    if num_samples == 0:
+        return dataset, None
+    train = dataset.train
+    if num_samples >= len(train):
+        raise ConfigError("dataset.server_samples", num_samples, f"fewer than the {len(train)} training samples")
+    order = torch.randperm(len(train), generator=stream(seed, "server_samples"))
+    kept = order[num_samples:].sort().values
+    held_out = train.x[order[:num_samples]]
+    server_x = held_out if dataset.normalise is None else dataset.normalise(held_out)
+    return replace(dataset, train=Split(train.x[kept], train.y[kept])), server_x
 
 
 def _cohort_size(participation: float, sizes: tuple[int, ...]) -> int:

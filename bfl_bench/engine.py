@@ -13,7 +13,7 @@ from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError
 from bfl_bench.evaluate import Scores, evaluate
 from bfl_bench.method import Client, Method, Task, Tensors
-from bfl_bench.rng import derive_seed, seeded_globally, stream
+from bfl_bench.rng import stream
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ class Worker:
         started = time.perf_counter()
         client = Client(job.client_id, self.train, self.client_indices[job.client_id], self.augment)
         names = ("client", job.round, job.client_id)
-        rng = stream(self.seed, *names)
-        with seeded_globally(derive_seed(self.seed, *names, "layers"), self.train.y.device):  # e.g. for dropout
-            update = self.method.client_update(self.task, broadcast, job.memory, client, rng)
+        update = self.method.client_update(self.task, broadcast, job.memory, client, stream(self.seed, *names))
         where = f"round {job.round}, client {job.client_id}"
         check_finite({**update.message, **update.local, **update.metrics}, where)
         trained = time.perf_counter()

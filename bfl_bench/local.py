@@ -8,9 +8,10 @@ import torch.nn.functional as F  # noqa: N812 (the name the whole field uses)
 from torch import Tensor
 
 from bfl_bench.method import Client, LocalSettings, Task
+from bfl_bench.rng import derive_seed, seeded_globally
 
-Adjust = Callable[[Tensor, Tensor, int], None]
-"""Called as `adjust(parameters, gradient, batch_size)` before each step; changes `gradient` in place."""
+Adjust = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""Called as `adjust(parameters, gradient, x, y)` before each step; changes `gradient` in place."""
 
 # Minibatches are sliced out of blocks of about this size: fewer, larger gathers. Augmentation draws block by block, so
 # that another size gives other augmented images.
@@ -49,6 +50,7 @@ def train_sgd(
     """SGD from `start` on the client's cross-entropy, as torch.optim.SGD computes it; nothing waits for the device.
 
     The order within a step: gradient of the minibatch mean, `adjust`, clipping of the norm, weight decay, momentum.
+    Layers that draw noise, such as dropout, draw it from a stream of their own that belongs to `rng`.
     A network that samples its weights sees every minibatch `num_samples` times at once; the loss is the mean.
     """
     local, model = task.local, task.model
@@ -60,25 +62,43 @@ def train_sgd(
     loss_sum = torch.zeros((), device=parameters.device)
     num_correct = torch.zeros((), device=parameters.device, dtype=torch.long)
     num_steps = 0
-    for x, y, last_epoch in minibatches(client, local, rng):
-        if num_samples > 1:
-            x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
-        logits = model(x)
-        loss = F.cross_entropy(logits, y)
-        gradient = model.backward(loss)
-        if adjust is not None:
-            adjust(parameters, gradient, len(y) // num_samples)
-        if local.clip is not None:
-            gradient.mul_((local.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))
-        if local.weight_decay:
-            gradient.add_(parameters, alpha=local.weight_decay)
-        if velocity is not None:
-            gradient = velocity.mul_(local.momentum).add_(gradient)
-        parameters.add_(gradient, alpha=-local.lr)
-        num_steps += 1
-        if last_epoch:
-            loss_sum.add_(loss.detach(), alpha=len(y))
-            num_correct.add_((logits.detach().argmax(1) == y).sum())
+    with seeded_globally(derive_seed(rng.initial_seed(), "layers"), parameters.device):  # for noise inside the network
+        for x, y, last_epoch in minibatches(client, local, rng):
+            if num_samples > 1:
+                x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
+            logits = model(x)
+            loss = F.cross_entropy(logits, y)
+            gradient = model.backward(loss)
+            if adjust is not None:
+                adjust(parameters, gradient, x, y)
+            if local.clip is not None:
+                gradient.mul_((local.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))
+            if local.weight_decay:
+                gradient.add_(parameters, alpha=local.weight_decay)
+            if velocity is not None:
+                gradient = velocity.mul_(local.momentum).add_(gradient)
+            parameters.add_(gradient, alpha=-local.lr)
+            num_steps += 1
+            if last_epoch:
+                loss_sum.add_(loss.detach(), alpha=len(y))
+                num_correct.add_((logits.detach().argmax(1) == y).sum())
     num_seen = len(client) * num_samples
     metrics = {"train_loss": loss_sum.item() / num_seen, "train_acc": num_correct.item() / num_seen}
     return Trained(model.vector.clone(), num_steps, metrics)
+
+
+def effective_steps(num_steps: int, momentum: float) -> float:
+    """How often a constant gradient would be added up: the number of steps, more with momentum (FedNova's |a_i|)."""
+    return (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
+
+
+def full_gradient(task: Task, vector: Tensor, client: Client, rng: torch.Generator) -> Tensor:
+    """Gradient of the mean cross-entropy over all of the client's data at `vector`, (P,)."""
+    model = task.model
+    model.load(vector)
+    model.module.train()
+    total = torch.zeros_like(model.gradient)
+    for positions in torch.split(torch.arange(len(client), device=vector.device), _GATHERED_EXAMPLES):
+        x, y = client.gather(positions, rng)
+        total.add_(model.backward(F.cross_entropy(model(x), y)), alpha=len(y) / len(client))
+    return total

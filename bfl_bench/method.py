@@ -45,6 +45,7 @@ class Task:
     server_lr: float
     sizes: tuple[int, ...]  # training examples of each of the N clients
     gaussian: GaussianSettings | None = None  # of the network's Gaussian layers
+    server_x: Tensor | None = None  # unlabelled examples that the server holds
 
     def weight(self, kind: Weights, client_id: int) -> float:
         return float(self.sizes[client_id]) if kind == "size" else 1.0

@@ -20,6 +20,15 @@ SMALL = (
 """Overrides that make a run small: clients of unequal size, a fraction of a second."""
 
 
+NEEDS = {"fedbe": ["dataset.server_samples=20", "method.epochs=2", "method.batch_size=8"]}
+"""What a method needs beside itself."""
+
+
+def choose(method: str) -> list[str]:
+    """Overrides for a small run of a method."""
+    return [*SMALL, f"method={method}", *NEEDS.get(method, [])]
+
+
 def resolve(*overrides: str) -> dict[str, Any]:
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         return cli.resolve(compose("config", list(overrides)))

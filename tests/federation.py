@@ -10,6 +10,7 @@ from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.engine import EvalSettings, Worker
 from bfl_bench.flat import FlatModel
 from bfl_bench.method import Client, LocalSettings, Method, Task, Tensors
+from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
 
 CPU = torch.device("cpu")
 SIZES = (7, 12, 4)
@@ -53,6 +54,31 @@ def make_task(
     module: nn.Module | None = None, sizes: Sequence[int] = SIZES, server_lr: float = 1.0, **local: Any
 ) -> Task:
     return Task(FlatModel(module or make_module(), CPU), make_local(**local), server_lr, tuple(sizes))
+
+
+def make_gaussian_settings(**changes: Any) -> GaussianSettings:
+    values: dict[str, Any] = {
+        "bayesian_layers": "auto",
+        "mean_init": "network",
+        "log_variance_init": -3.0,
+        "log_variance_init_std": 0.5,
+        "log_variance_clamp": "none",
+        "log_variance_range": [-8.0, 8.0],
+    }
+    return GaussianSettings(**values | changes)
+
+
+def make_gaussian_task(
+    settings: GaussianSettings | None = None,
+    num_layers: int | None = None,
+    sizes: Sequence[int] = SIZES,
+    server_lr: float = 1.0,
+    **local: Any,
+) -> Task:
+    """The same network with Gaussian weights in its last `num_layers` linear layers; None: in both."""
+    settings = settings or make_gaussian_settings()
+    module = make_gaussian(make_module(), num_layers, settings)
+    return Task(FlatModel(module, CPU), make_local(**local), server_lr, tuple(sizes), settings)
 
 
 def make_split(num: int, shape: tuple[int, ...] = (NUM_FEATURES,), seed: int = 1) -> Split:

@@ -7,10 +7,10 @@ PACKAGE = Path(__file__).parent.parent / "bfl_bench"
 LAYERS = [  # from the bottom
     {"errors"},
     {"checks", "rng", "flat", "records"},
-    {"metrics", "aggregators", "show"},
+    {"metrics", "aggregators", "show", "report"},
     {"data", "models"},
     {"method"},
-    {"local"},
+    {"local", "curvature"},
     {"point"},
     {"methods", "evaluate", "checkpoint", "environment"},
     {"engine"},

@@ -8,7 +8,7 @@ from bfl_bench.build import plan
 from bfl_bench.cli import GROUPS, config_folder, help_text
 from bfl_bench.errors import ConfigError
 from bfl_bench.records import folder_name
-from tests.composing import SMALL, experiment, resolve, run_in
+from tests.composing import NEEDS, SMALL, experiment, resolve, run_in
 
 FILES = {group: sorted(path.stem for path in (config_folder() / group).glob("[!_]*.yaml")) for group in GROUPS}
 CHOICES = [(group, name) for group in GROUPS for name in FILES[group]]
@@ -19,6 +19,7 @@ ALSO = {
     ("model", "lenet"): ["dataset.shape=[1,16,16]"],
     ("model", "cnn"): ["dataset.shape=[3,16,16]"],
     ("partition", "disjoint"): ["num_clients=3"],
+    **{("aggregator", name): ["method=fvb"] for name in FILES["aggregator"] if name != "none"},
 }
 LEFT_OUT = {  # need files: their own tests run them
     *(("dataset", name) for name in ("mnist", "fashion_mnist", "cifar10", "svhn")),
@@ -33,7 +34,11 @@ def test_there_is_something_in_every_group() -> None:
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_composes_and_passes_the_checks(group: str, name: str) -> None:
-    overrides = [f"{group}={name}"] + (["partition.path=x.npz"] if name == "file" else [])
+    overrides = (
+        [f"{group}={name}", *ALSO.get((group, name), [])]
+        + (["partition.path=x.npz"] if name == "file" else [])
+        + NEEDS.get(name, [])
+    )
     config = resolve(*overrides)
     assert plan(config).settings.rounds >= 1
     assert folder_name(config)
@@ -50,7 +55,7 @@ def test_runs_one_round(group: str, name: str, tmp_path: Path) -> None:
     small = [o for o in small if not (o.startswith("partition.") and group == "partition")]
     if group == "dataset" and name == "synthetic":
         small = list(SMALL)
-    text = run_in(tmp_path, *small, f"{group}={name}", "rounds=1", *ALSO.get((group, name), []))
+    text = run_in(tmp_path, *small, f"{group}={name}", "rounds=1", *ALSO.get((group, name), NEEDS.get(name, [])))
     assert len(text.splitlines()) == 2
 
 

@@ -13,7 +13,7 @@ from bfl_bench.engine import Job
 from bfl_bench.method import Client, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run import run
-from tests.composing import SMALL, experiment, run_in
+from tests.composing import choose, experiment, run_in
 
 METHODS = sorted(path.stem for path in (config_folder() / "method").glob("*.yaml"))
 pytestmark = pytest.mark.parametrize("method", METHODS)
@@ -30,7 +30,7 @@ def equal(left: Tensors | None, right: Tensors | None) -> bool:
 
 
 def test_calls_leave_their_inputs_alone_and_repeat(method: str) -> None:
-    worker = experiment(*SMALL, f"method={method}").worker
+    worker = experiment(*choose(method)).worker
     task, algorithm = worker.task, worker.method
     state = algorithm.init(task, stream(1, "init"))
     messages: list[list[tuple[int, Tensors]]] = []
@@ -63,7 +63,7 @@ def test_calls_leave_their_inputs_alone_and_repeat(method: str) -> None:
 
 
 def test_draws_are_parameter_vectors_and_repeat(method: str) -> None:
-    worker = experiment(*SMALL, f"method={method}").worker
+    worker = experiment(*choose(method)).worker
     state = worker.method.init(worker.task, stream(1, "init"))
     first, second = (list(worker.method.draws(worker.task, state, 3, stream(2, "draws"))) for _ in range(2))
     assert all(draw.shape == worker.task.model.vector.shape for draw in first)
@@ -72,7 +72,7 @@ def test_draws_are_parameter_vectors_and_repeat(method: str) -> None:
 
 @pytest.mark.parametrize("participation", ["1.0", "0.5"])
 def test_resuming_is_bit_equal(method: str, participation: str, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"method={method}", f"participation={participation}", "rounds=4"]
+    overrides = [*choose(method), f"participation={participation}", "rounds=4"]
     whole = run_in(tmp_path / "whole", *overrides)
     folder = tmp_path / "parts"
     folder.mkdir()
@@ -91,7 +91,7 @@ def test_resuming_is_bit_equal(method: str, participation: str, tmp_path: Path) 
 
 
 def test_runs_repeat_and_seeds_differ(method: str, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"method={method}", "rounds=2"]
+    overrides = [*choose(method), "rounds=2"]
     first = run_in(tmp_path / "first", *overrides)
     shutil.rmtree(tmp_path / "first")
     assert run_in(tmp_path / "first", *overrides) == first
@@ -100,7 +100,7 @@ def test_runs_repeat_and_seeds_differ(method: str, tmp_path: Path) -> None:
 
 def test_order_of_clients_does_not_matter(method: str) -> None:
     """The same jobs in another order, on a worker that has just done something else, give the same replies."""
-    worker = experiment(*SMALL, f"method={method}").worker
+    worker = experiment(*choose(method)).worker
     state = worker.method.init(worker.task, stream(1, "init"))
     broadcast = worker.method.broadcast(worker.task, state)
     jobs = [Job(1, id_, worker.method.init_client(worker.task, state, id_), True) for id_ in (0, 1, 3)]

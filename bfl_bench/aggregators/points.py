@@ -11,6 +11,10 @@ class WeightedMean:
         self._sum: Tensor | None = None
         self._total_weight = 0.0
 
+    @property
+    def empty(self) -> bool:
+        return self._sum is None
+
     def add(self, vector: Tensor, weight: float) -> None:
         if self._sum is None:
             self._sum = torch.zeros(vector.shape, dtype=torch.float64, device=vector.device)

@@ -32,6 +32,7 @@ class Dataset:
     test: Split
     num_classes: int
     augment: Augment | None = None
+    normalise: Callable[[Tensor], Tensor] | None = None  # beside `augment`: the same map without augmentation
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ class Images:
             Split(self.normalise(torch.tensor(arrays.test_x)), torch.tensor(arrays.test_y)),
             num_classes=10,
             augment=self.augment if augmented else None,
+            normalise=self.normalise if augmented else None,
         )
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:

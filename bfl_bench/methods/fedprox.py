@@ -28,7 +28,7 @@ class FedProx(PointMethod):
     ) -> Update:
         anchor = broadcast["params"][: task.model.layout.num_trainable]
 
-        def pull_back(parameters: Tensor, gradient: Tensor, batch_size: int) -> None:
+        def pull_back(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             gradient.add_(parameters - anchor, alpha=self.mu)
 
         trained = train_sgd(task, broadcast["params"], client, rng, adjust=pull_back)

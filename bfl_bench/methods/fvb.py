@@ -61,7 +61,7 @@ class Fvb:
         prior_precision = (-prior_log_variance).exp()
         scale = self.beta / len(client)
 
-        def add_kl_gradient(parameters: Tensor, gradient: Tensor, batch_size: int) -> None:
+        def add_kl_gradient(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             log_variance = parameters[layout.log_variances]
             pull = 0.5 * ((clamp.clamp(log_variance) - prior_log_variance).exp() - 1)
             if (passes := clamp.passes_gradient(log_variance)) is not None:

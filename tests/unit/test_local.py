@@ -215,8 +215,8 @@ def test_adjust_comes_before_clipping_and_weight_decay() -> None:
     client, start = make_clients()[2], random_start(task)
     seen: list[tuple[Tensor, int]] = []
 
-    def adjust(parameters: Tensor, gradient: Tensor, batch_size: int) -> None:
-        seen.append((parameters.clone(), batch_size))
+    def adjust(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
+        seen.append((parameters.clone(), len(y)))
         gradient.zero_()
         gradient[:2] = torch.tensor([30.0, -40.0])
 
@@ -230,8 +230,8 @@ def test_adjust_comes_before_clipping_and_weight_decay() -> None:
     torch.testing.assert_close(trained.vector, expected, rtol=1e-6, atol=1e-6)  # three float32 operations
 
 
-def test_batch_size_reaches_adjust_for_the_last_batch_too() -> None:
+def test_adjust_sees_every_batch_and_the_last_partial_one() -> None:
     task, client = make_task(epochs=2, batch_size=3), make_clients()[0]
     sizes: list[int] = []
-    train_sgd(task, random_start(task), client, generator(), lambda p, g, n: sizes.append(n))
+    train_sgd(task, random_start(task), client, generator(), lambda p, g, x, y: sizes.append(len(y)))
     assert sizes == [3, 3, 1, 3, 3, 1]

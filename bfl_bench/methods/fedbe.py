@@ -1,0 +1,115 @@
+"""FedBE: the server samples models around the clients', and distils their ensemble into one.
+
+Chen, Chao: "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021, Algorithm 1. Clients
+train as in FedAvg. From their models the server makes a distribution of models: a Gaussian with their mean and, per
+coordinate, their variance, or a Dirichlet over convex combinations. Sampled models, the clients' and their mean predict
+the unlabelled examples that the server holds (`dataset.server_samples`); the mean of these predictions, sharpened,
+teaches the mean model, and the average of its iterates (SWA) is the next global model.
+
+Deviations: the authors' code draws the Gaussian over deltas normalised tensor by tensor; here it is over the models as
+the paper has it. SWA averages at constant learning rate.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from bfl_bench.aggregators import WeightedMean, moments, step_towards
+from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.local import train_sgd
+from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.point import PointMethod
+from bfl_bench.rng import derive_seed, seeded_globally
+
+
+@dataclass(frozen=True)
+class FedBe(PointMethod):
+    server_data: ClassVar[bool] = True
+
+    teachers: Literal["gaussian", "dirichlet"]
+    num_teachers: Annotated[int, AtLeast(0)]
+    variance_scale: Annotated[float, AtLeast(0)]
+    dirichlet_alpha: Annotated[float, Above(0)]
+    temperature: Annotated[float, Above(0)]
+    epochs: Annotated[int, AtLeast(0)]
+    batch_size: Annotated[int, AtLeast(1)]
+    lr: Annotated[float, Above(0)]
+    momentum: Annotated[float, Between(0, 0.999999)]
+    swa_start: Annotated[int, AtLeast(0)]
+    swa_every: Annotated[int, AtLeast(1)]
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+    ) -> Update:
+        trained = train_sgd(task, broadcast["params"], client, rng)
+        model = {"params": trained.vector}
+        return Update(message=model, local=model, metrics=trained.metrics)
+
+    def server_update(
+        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+    ) -> tuple[Tensors, dict[str, float]]:
+        clients, weights, mean = [], [], WeightedMean()
+        for client_id, message in replies:
+            clients.append(message["params"])
+            weights.append(task.weight(self.weights, client_id))
+            mean.add(clients[-1], weights[-1])
+        average = mean.result().to(state["params"].dtype)
+        metrics: dict[str, float] = {}
+        student = average
+        if self.epochs > 0:
+            sampled = self.sample_teachers(torch.stack(clients), torch.tensor(weights, device=average.device), rng)
+            targets = self.predict(task, [average, *clients, *sampled])
+            student, metrics["distillation_loss"] = self.distil(task, average, targets, rng)
+        return {"params": step_towards(state["params"], student, task.server_lr)}, metrics
+
+    def sample_teachers(self, clients: Tensor, weights: Tensor, rng: torch.Generator) -> list[Tensor]:
+        """Models (P,) drawn from the distribution of models that the clients' (K, P) span."""
+        weights = weights / weights.sum()
+        if self.teachers == "dirichlet":
+            concentration = (self.dirichlet_alpha * weights).double()
+            with seeded_globally(derive_seed(rng.initial_seed(), "dirichlet"), clients.device):
+                shares = torch.distributions.Dirichlet(concentration).sample((self.num_teachers,))
+            return list(shares.to(clients.dtype) @ clients)
+        mean, variance = moments(clients, torch.zeros_like(clients), weights.to(clients.dtype))
+        deviation = (self.variance_scale * variance).sqrt()
+        noise = torch.randn(self.num_teachers, len(mean), generator=rng).to(mean.device)
+        return list(mean + deviation * noise)
+
+    @torch.no_grad()
+    def predict(self, task: Task, models: list[Tensor]) -> Tensor:
+        """The mean prediction of the models for the server's examples, sharpened by the temperature, (n, C)."""
+        assert task.server_x is not None
+        task.model.module.eval()
+        total: Tensor | float = 0.0
+        for params in models:
+            task.model.load(params)
+            total = total + torch.cat([task.model(x).softmax(1) for x in torch.split(task.server_x, 1000)])
+        assert isinstance(total, Tensor)
+        return ((total / len(models)).log() / self.temperature).softmax(1)
+
+    def distil(self, task: Task, start: Tensor, targets: Tensor, rng: torch.Generator) -> tuple[Tensor, float]:
+        """Train from `start` on the targets; the mean of the iterates that SWA collects, and the last epoch's loss."""
+        model = task.model
+        assert task.server_x is not None
+        model.load(start)
+        model.module.train()
+        parameters, velocity = model.trainable, torch.zeros_like(model.trainable)
+        collected, num_steps, loss_sum = WeightedMean(), 0, torch.zeros((), device=start.device)
+        with seeded_globally(derive_seed(rng.initial_seed(), "layers"), start.device):
+            for _ in range(self.epochs):
+                loss_sum.zero_()
+                order = torch.randperm(len(targets), generator=rng).to(start.device)
+                for batch in torch.split(order, self.batch_size):
+                    loss = cross_entropy(model(task.server_x[batch]), targets[batch])
+                    velocity.mul_(self.momentum).add_(model.backward(loss))
+                    parameters.add_(velocity, alpha=-self.lr)
+                    loss_sum.add_(loss.detach(), alpha=len(batch) / len(targets))
+                    num_steps += 1
+                    if num_steps > self.swa_start and num_steps % self.swa_every == 0:
+                        collected.add(model.vector, 1.0)
+        result = collected.result().to(start.dtype) if not collected.empty else model.vector.clone()
+        return result, loss_sum.item()

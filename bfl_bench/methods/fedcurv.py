@@ -1,0 +1,80 @@
+"""FedCurv: clients are held where the other clients' losses are curved.
+
+Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak: "Overcoming Forgetting in Federated Learning on Non-IID
+Data", NeurIPS workshop 2019. A client minimises its loss + lambda sum_{j != i} (w - w_j)^T diag(F_j) (w - w_j), where
+F_j is the diagonal Fisher of client j at the end of its last turn. The server keeps the sums of F_j and F_j w_j over
+all clients that took part so far, from which a client subtracts its own.
+
+Deviations: the diagonal Fisher is the empirical one, at the labels of the data. A client sends by how much its F_j and
+F_j w_j changed, so that the sums are right at any participation.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.checks import AtLeast
+from bfl_bench.curvature import Fisher, diagonal_fisher
+from bfl_bench.local import train_sgd
+from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.point import PointMethod
+
+
+@dataclass(frozen=True)
+class FedCurv(PointMethod):
+    penalty_weight: Annotated[float, AtLeast(0)]
+    fisher: Fisher
+
+    def init(self, task: Task, rng: torch.Generator) -> Tensors:
+        zeros = torch.zeros_like(task.model.gradient)
+        return {"params": task.model.vector.clone(), "fishers": zeros, "fisher_params": zeros.clone()}
+
+    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
+        return {"fisher": torch.zeros_like(state["fishers"]), "fisher_params": torch.zeros_like(state["fishers"])}
+
+    def broadcast(self, task: Task, state: Tensors) -> Tensors:
+        return dict(state)
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+    ) -> Update:
+        assert memory is not None
+        others = broadcast["fishers"] - memory["fisher"]
+        others_params = broadcast["fisher_params"] - memory["fisher_params"]
+
+        def hold(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
+            gradient.add_(others * parameters - others_params, alpha=2 * self.penalty_weight)
+
+        trained = train_sgd(task, broadcast["params"], client, rng, adjust=hold)
+        fisher = diagonal_fisher(task, trained.vector, client, rng, self.fisher)
+        fisher_params = fisher * trained.vector[: len(fisher)]
+        return Update(
+            message={
+                "params": trained.vector,
+                "fisher_delta": fisher - memory["fisher"],
+                "fisher_params_delta": fisher_params - memory["fisher_params"],
+            },
+            local={"params": trained.vector},
+            memory={"fisher": fisher, "fisher_params": fisher_params},
+            metrics=trained.metrics,
+        )
+
+    def server_update(
+        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+    ) -> tuple[Tensors, dict[str, float]]:
+        mean = WeightedMean()
+        fishers, fisher_params = state["fishers"].double(), state["fisher_params"].double()
+        for client_id, message in replies:
+            mean.add(message["params"], task.weight(self.weights, client_id))
+            fishers += message["fisher_delta"]
+            fisher_params += message["fisher_params_delta"]
+        new = {
+            "params": step_towards(state["params"], mean.result(), task.server_lr),
+            "fishers": fishers.to(state["fishers"].dtype),
+            "fisher_params": fisher_params.to(state["fishers"].dtype),
+        }
+        return new, {}

@@ -1,0 +1,135 @@
+"""FOLA: online Laplace approximations on the clients, a product of Gaussians on the server.
+
+Liu, Zheng, Chen, Qi, Huang, Shao: "A Bayesian Federated Learning Framework with Online Laplace Approximation", IEEE
+TPAMI 2023, Algorithm 1. What the box calls Sigma is a precision here, as its use shows. The server keeps a mean and a
+diagonal precision; a client trains from the mean, pulled to it with strength `prior_weight` times the precision (eqs.
+15-16), adds up squared gradients on its way (eq. 22), and returns its mean and precision (eq. 24), which the server
+multiplies (eq. 12).
+
+Deviations: eq. 25 adds gamma to the server's precision, eq. 24 would scale it away; here so much of gamma enters at
+each aggregation that the server's precision always holds it once. In the first round the prior is N(0, 1/gamma). Where
+all precisions and `eps` are zero, as at a pixel that is black in all images, the mean is the plain average.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from bfl_bench.aggregators import Rule, WeightedMean, combine, step_towards
+from bfl_bench.checks import AtLeast
+from bfl_bench.curvature import Fisher, diagonal_fisher, mean_squared_gradient
+from bfl_bench.errors import ConfigError
+from bfl_bench.local import train_sgd
+from bfl_bench.method import Client, Task, Tensors, Update, Weights
+
+
+@dataclass(frozen=True)
+class Fola:
+    name: str
+    aggregator: Rule | None  # None: the product of Gaussians, on precisions
+    weights: Weights
+    prior_loss: bool
+    prior_weight: Annotated[float, AtLeast(0)]
+    prior_gradient: bool
+    fisher: Fisher
+    evaluation: Literal["online", "offline"]
+    average_steps: bool
+    round_scaling: bool
+    gamma: Annotated[float, AtLeast(0)]
+    eps: Annotated[float, AtLeast(0)]
+
+    def __post_init__(self) -> None:
+        if self.aggregator is not None and self.gamma == 0:
+            raise ConfigError("gamma", self.gamma, "a number above 0 with this aggregator, which needs variances")
+
+    def init(self, task: Task, rng: torch.Generator) -> Tensors:
+        precision = torch.full_like(task.model.gradient, self.gamma)
+        return {"params": task.model.vector.clone(), "precision": precision, "round": torch.zeros_like(precision[0])}
+
+    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
+        return None
+
+    def broadcast(self, task: Task, state: Tensors) -> Tensors:
+        return dict(state)
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+    ) -> Update:
+        round_ = broadcast["round"].item() + 1
+        prior_precision = broadcast["precision"]
+        prior_mean = broadcast["params"][: len(prior_precision)]
+        if round_ == 1:
+            prior_mean = torch.zeros_like(prior_mean)
+        strength = self.prior_weight if self.round_scaling else self.prior_weight / round_
+        pulled = self.prior_loss and self.prior_gradient and strength > 0
+        online = self.evaluation == "online"
+        passes = task.local.epochs if self.average_steps else 1
+        fisher = torch.zeros_like(prior_precision)
+
+        def accumulate_and_pull(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
+            share = len(y) / (len(client) * passes)
+            if online and self.fisher == "batch_gradient":
+                fisher.addcmul_(gradient, gradient, value=share)
+            elif online:
+                fisher.add_(mean_squared_gradient(task.model, x, y), alpha=share)
+            if pulled:
+                gradient.addcmul_(parameters - prior_mean, prior_precision, value=strength)
+
+        trained = train_sgd(task, broadcast["params"], client, rng, adjust=accumulate_and_pull)
+        if online:
+            earlier = (round_ - 1) / round_ if self.round_scaling else 1.0
+            precision = fisher / (round_ if self.round_scaling else 1) + earlier * prior_precision
+            if round_ == 1:
+                precision = fisher  # gamma is the server's to add
+        else:
+            precision = diagonal_fisher(task, trained.vector, client, rng, self.fisher)
+        metrics = dict(trained.metrics)
+        if self.prior_loss:
+            moved = trained.vector[: len(prior_precision)] - prior_mean
+            metrics["prior_loss"] = 0.5 * strength * (prior_precision * moved.square()).sum().item()
+        message = {"params": trained.vector, "precision": precision}
+        return Update(message=message, local={"params": trained.vector}, metrics=metrics)
+
+    def server_update(
+        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+    ) -> tuple[Tensors, dict[str, float]]:
+        size = len(state["precision"])
+        round_ = state["round"].item() + 1
+        points, precisions, products = WeightedMean(), WeightedMean(), WeightedMean()
+        means, variances, weights = [], [], []
+        for client_id, message in replies:
+            mean, precision = message["params"][:size].double(), message["precision"].double()
+            weights.append(task.weight(self.weights, client_id))
+            points.add(message["params"], weights[-1])
+            precisions.add(precision, weights[-1])
+            products.add(precision * mean, weights[-1])
+            if self.aggregator is not None:
+                means.append(message["params"][:size])
+                variances.append(1 / (message["precision"] + self.gamma))
+        aggregated = points.result()
+        if self.aggregator is None:
+            precision = precisions.result() + self.gamma * self._share_of_gamma(round_)
+            denominator = precision + self.eps
+            product = products.result() / denominator
+            aggregated[:size] = torch.where(denominator > 0, product, aggregated[:size])
+        else:
+            aggregated[:size], variance = combine(self.aggregator, means, variances, weights, rng)
+            precision = 1 / variance
+        new = {
+            "params": step_towards(state["params"], aggregated, task.server_lr),
+            "precision": precision.to(state["precision"].dtype),
+            "round": state["round"] + 1,
+        }
+        return new, {"precision_zero": (precision == 0).double().mean().item()}
+
+    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
+        yield model["params"]
+
+    def _share_of_gamma(self, round_: float) -> float:
+        """How much of gamma the clients' precisions lack; they carry on what the server's held in the last round."""
+        if round_ == 1 or self.evaluation == "offline":
+            return 1.0
+        return 1 / round_ if self.round_scaling else 0.0

@@ -1,0 +1,75 @@
+"""SCAFFOLD: control variates correct the drift of local training.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML
+2020, Algorithm 1. A client steps along g - c_i + c. Option I sets c_i to the gradient of its whole data at the server's
+model, option II to the mean gradient of its own steps. The server's control is the mean of the controls of all N
+clients, whoever takes part: those not yet visited have control zero.
+
+Deviations: with momentum the correction is part of the gradient that the momentum accumulates, and option II divides
+the client's move by its effective number of steps, so that c_i is a mean gradient all the same; without momentum that
+is the paper's K.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.local import effective_steps, full_gradient, train_sgd
+from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.point import PointMethod
+
+
+@dataclass(frozen=True)
+class Scaffold(PointMethod):
+    option: Literal["I", "II"]
+
+    def init(self, task: Task, rng: torch.Generator) -> Tensors:
+        return {"params": task.model.vector.clone(), "control": torch.zeros_like(task.model.gradient)}
+
+    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
+        return {"control": torch.zeros_like(state["control"])}
+
+    def broadcast(self, task: Task, state: Tensors) -> Tensors:
+        return dict(state)
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+    ) -> Update:
+        assert memory is not None
+        start, control = broadcast["params"], memory["control"]
+        correction = broadcast["control"] - control
+
+        def correct(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
+            gradient.add_(correction)
+
+        trained = train_sgd(task, start, client, rng, adjust=correct)
+        delta = trained.vector - start
+        if self.option == "I":
+            new_control = full_gradient(task, start, client, rng)
+        else:
+            steps = effective_steps(trained.num_steps, task.local.momentum)
+            new_control = -delta[: len(control)] / (steps * task.local.lr) - correction
+        return Update(
+            message={"delta": delta, "control_delta": new_control - control},
+            local={"params": trained.vector},
+            memory={"control": new_control},
+            metrics=trained.metrics,
+        )
+
+    def server_update(
+        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+    ) -> tuple[Tensors, dict[str, float]]:
+        deltas = WeightedMean()
+        control_delta = torch.zeros_like(state["control"], dtype=torch.float64)
+        for client_id, message in replies:
+            deltas.add(message["delta"], task.weight(self.weights, client_id))
+            control_delta += message["control_delta"]
+        new = {
+            "params": step_towards(state["params"], state["params"] + deltas.result(), task.server_lr),
+            "control": (state["control"] + control_delta / len(task.sizes)).to(state["control"].dtype),
+        }
+        return new, {}

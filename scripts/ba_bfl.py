@@ -1,0 +1,155 @@
+"""Table 1 and figures 1 to 5 of BA-BFL out of finished runs.
+
+    python scripts/ba_bfl.py figure1|...|figure5|table1 [--runs outputs] [--to outputs/report] [--dataset NAME]
+
+Jamoussi et al., "BA-BFL: Barycentric Aggregation for Bayesian Federated Learning", 2024. Nothing is trained: the table
+ends with the `bfl-run` lines that make what is missing. Figure 1 needs no runs. Figure 2 is the partition of the first
+run found. Figures 3 to 5 show mean and population standard deviation over seeds against the number of Bayesian layers;
+at 0 stands FedAvg, the same for all rules.
+"""
+
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bfl_p import CROPPED, draw_toy
+
+from bfl_bench import records, report
+from bfl_bench.report import Config, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RULES = {"AALV": "aalv", "EAA": "eaa", "GAA": "gaa", "RKLB": "rklb", "WB": "wb"}
+RULES_RELEASED = RULES | {"GAA": "gaa_normalised"}
+FIGURES = {  # quantity: label, factor
+    "figure3": {"ece": ("ECE (%)", 100), "nll": ("NLL", 1)},
+    "figure4": {"seconds_per_round": ("seconds per round", 1)},
+    "figure5": {"la": ("average local accuracy (%)", 100), "worst10": ("worst 10 % of clients (%)", 100)},
+}
+
+
+def row_of(config: Config) -> Row | None:
+    """The row of table 1 that a run belongs to, if any: partition, number of Bayesian layers, rule."""
+    if config["partition.name"] != "dirichlet" or config.get("method.weights") != "size":
+        return None
+    layers = config.get("model.bayesian_layers")
+    if config["method.name"] == "fedavg":
+        return "Non-IID", "0", "FedAVG"
+    rules = RULES_RELEASED if report.is_released(config) else RULES
+    rule = {name: rule for rule, name in rules.items()}.get(config["aggregator.name"])
+    return ("Non-IID", str(layers), rule) if config["method.name"] == "fvb" and rule and layers in (1, 2, 3) else None
+
+
+def overrides_of(row: Row, released: bool) -> tuple[list[str], str]:
+    _, layers, rule = row
+    method = ["method=fedavg"] if layers == "0" else []
+    rules = RULES_RELEASED if released else RULES
+    return [*method, f"model.bayesian_layers={layers}"], "" if layers == "0" else rules[rule]
+
+
+PAPER = report.Paper(
+    name="ba_bfl",
+    title="BA-BFL",
+    seeds=(0, 1, 2),
+    spread="population_std",
+    labels=("model.bayesian_layers",),
+    row_of=row_of,
+    overrides_of=overrides_of,
+    datasets={"fashion_mnist": {}, "cifar10": CROPPED, "svhn": {}},
+)
+
+
+def copy_partition(arguments: Namespace) -> None:
+    """The run's own heat-map: partition.npz has no labels to draw it from."""
+    runs, _ = report.find_runs(arguments.runs, {"partition.name": "dirichlet"} | arguments.where)
+    if not runs:
+        raise report.ReportError("no finished run with a Dirichlet partition there; give other --runs")
+    run = min(runs, key=lambda run: (run.config["dataset.name"], run.config["seed"], str(run.folder)))
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run.folder / records.PARTITION_FIGURE, arguments.to / "ba_bfl_figure2.png")
+    alpha, seed = run.config["partition.alpha"], run.config["seed"]
+    text = f"# BA-BFL, figure 2: {run.config['dataset.name']}, Dirichlet {alpha}, seed {seed}, of {run.folder}\n"
+    records.write_text(arguments.to / "ba_bfl_figure2.md", text)
+    print(f"{text}\nfigure: {arguments.to / 'ba_bfl_figure2.png'}")
+
+
+def draw_lines(axes: "Axes", stats: Mapping[tuple[str, int], report.Stats]) -> None:
+    """By rule and number of layers; rules stand a little apart, so that their bars do not hide one another."""
+    start = [(0.0, stats["FedAVG", 0])] if ("FedAVG", 0) in stats else []
+    for number, rule in enumerate(RULES):
+        points = [(n + 0.06 * (number - 2), stats[rule, n]) for n in (1, 2, 3) if (rule, n) in stats]
+        if points:
+            x, y = zip(*((x, found.mean) for x, found in start + points), strict=True)
+            axes.plot(x, y, lw=1, color=f"C{number}")
+            x, y, error = zip(*((x, found.mean, found.population_std) for x, found in points), strict=True)
+            axes.errorbar(x, y, error, fmt="o", ms=4, capsize=2, color=f"C{number}", label=rule)
+    for position, found in start:
+        axes.errorbar(
+            position, found.mean, found.population_std, fmt="s", ms=5, capsize=2, color="black", label="FedAvg"
+        )
+    axes.grid(alpha=0.3)
+
+
+def draw_layers(arguments: Namespace) -> None:
+    """A panel per quantity and dataset, a line per rule."""
+    from matplotlib.figure import Figure
+
+    runs, notes = report.find_runs(arguments.runs, arguments.where, row_of)
+    settings = report.find_settings(PAPER, runs)
+    if not settings:
+        raise report.ReportError("no finished run of BA-BFL there; `table1` prints the lines that make them")
+    quantities = FIGURES[arguments.command]
+    for setting in settings:
+        datasets = setting.datasets
+        size = (max(5.0, 3.8 * len(datasets)), 0.4 + 3 * len(quantities))
+        figure = Figure(figsize=size, layout="constrained")
+        grid = figure.subplots(len(quantities), len(datasets), squeeze=False, sharex=True)
+        lines: list[dict[str, object]] = []
+        for i, (quantity, (label, factor)) in enumerate(quantities.items()):
+            for j, dataset in enumerate(datasets):
+                stats = {
+                    (row[2], int(row[1])): found
+                    for (name, row), group in setting.cells.items()
+                    if name == dataset and (found := group.stats(quantity, factor))
+                }
+                for (rule, layers), found in sorted(stats.items(), key=lambda item: (item[0][1], item[0][0])):
+                    cell = {"dataset": dataset, "quantity": label, "layers": layers, "rule": rule, "mean": found.mean}
+                    lines.append(cell | {"population_std": found.population_std, "seeds": found.num})
+                draw_lines(grid[i, j], stats)
+                grid[i, j].set(xticks=range(4), ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
+        figure.supxlabel("Bayesian layers (0: FedAvg)")
+        legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
+        handles = {label: handle for legend in legends for handle, label in legend}
+        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
+        name = f"ba_bfl_{arguments.command}_{setting.name}"
+        head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
+        rows = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in line.values()] for line in lines]
+        changed = report.describe_changes(PAPER, setting.cells.values())
+        text = f"# BA-BFL, {arguments.command}: {setting.title}\n{changed}\n{report.markdown(head, rows)}"
+        report.write(arguments.to, name, text + report.describe_notes(notes), lines)
+        report.save_figure(figure, arguments.to, name)
+
+
+def main() -> None:
+    arguments = report.parse_arguments(__doc__ or "", ["table1", "figure1", "figure2", *FIGURES])
+    if arguments.command == "figure1":
+        panels = [["EAA", "GAA", "AALV", "RKLB", "WB"], ["PPA's limit (moments)", "CF", "alpha-divergence, 0.5"]]
+        draw_toy(
+            arguments.to, "ba_bfl_figure1", "BA-BFL, figure 1: N(0, 1) and N(2, 0.25), equal weights", panels, (1, 2)
+        )
+    elif arguments.command == "figure2":
+        copy_partition(arguments)
+    elif arguments.command == "table1":
+        report.compare(PAPER, "1", arguments)
+    else:
+        draw_layers(arguments)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except report.ReportError as error:
+        sys.exit(str(error))
