@@ -1,0 +1,226 @@
+"""Tables and figures out of run folders: what is averaged, what is kept apart, what is said about the rest."""
+
+import csv
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bfl_bench import records, report
+from tests.composing import resolve
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+sys.path.insert(0, str(SCRIPTS))  # the scripts import one another as they do when they are run
+
+import ba_bfl  # noqa: E402
+import bfl_p  # noqa: E402
+
+Run = Callable[..., str]
+
+
+@cache
+def composed(*overrides: str) -> dict[str, Any]:
+    return resolve(*overrides)
+
+
+def write_run(folder: Path, *overrides: str, seed: int = 0, status: str = "done", **final: float) -> None:
+    """A finished run as the program leaves it, with two rounds of 3 + 1 and 5 + 1 seconds."""
+    folder.mkdir(parents=True)
+    records.start(folder, composed(*overrides) | {"seed": seed}, force=False)
+    row: dict[str, records.Cell] = {"round": 2, "ga": 0.8, "ece": 0.1, "nll": 0.5, "la": 0.4, "worst10": 0.2, **final}
+    records.Table(folder / records.METRICS, records.METRICS_COLUMNS).append([row])
+    seconds = [{"round": i + 1, "client_seconds": s, "server_seconds": 1.0} for i, s in enumerate((3.0, 5.0))]
+    records.Table(folder / records.TIMING, records.TIMING_COLUMNS).append(seconds)
+    records.write_json(folder / records.SUMMARY, {"status": status, "final": row})
+
+
+@pytest.fixture
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(main: Callable[[], None], *arguments: str) -> str:
+        where = ["--runs", str(tmp_path / "runs"), "--to", str(tmp_path / "to")]
+        monkeypatch.setattr(sys, "argv", ["script", arguments[0], *where, *arguments[1:]])
+        main()
+        return capsys.readouterr().out
+
+    return call
+
+
+def cells(path: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {tuple(row[key] for key in ("dataset", "partition", "model", "aggregator", "metric")): row for row in rows}
+
+
+def line_of(text: str, *row: str) -> list[str]:
+    """The numbers of a Markdown table's row."""
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    (match,) = [line[len(row) :] for line in found if line[: len(row)] == list(row)]
+    return match
+
+
+# What the papers print
+
+
+def test_published_cells_are_those_of_the_papers() -> None:
+    table1, table4 = bfl_p.PAPER.published("1"), bfl_p.PAPER.published("4")
+    assert (len(table1), len(table4)) == (2 * 12 * 3 * 3, 5 * 3)
+    assert table1["fashion_mnist", ("IID", "FED", "N/A"), "acc_percent"] == (89.62, 0.15)
+    assert table1["svhn", ("IID", "FVBA", "PPA"), "ece_percent"] == (4.29, 0.11)
+    assert table1["cifar10", ("IID", "FVBWA", "CF"), "nll"] == (0.83, 0.01)
+    assert table1["cifar10", ("Non-IID", "FVBA", "EAA"), "acc_percent"] == (61.48, 0.33)
+    assert table1["fashion_mnist", ("Non-IID", "FVBWA", "AALV"), "ece_percent"] == (6.78, 0.14)
+    assert table1["svhn", ("Non-IID", "FVBWA", "CF"), "nll"] == (0.64, 0.02)
+    assert table4["fashion_mnist", ("Non-IID", "FVBWA", "EAA"), "std_norm"] == (15.48, 0.41)
+    assert table4["svhn", ("Non-IID", "FVBWA", "PPA"), "std_norm"] == (31.62, 0.38)
+    ba_table1 = ba_bfl.PAPER.published("1")
+    assert len(ba_table1) == (1 + 3 * 5) * 3 * 3
+    assert ba_table1["cifar10", ("Non-IID", "0", "FedAVG"), "ece_percent"] == (12.17, 2.21)
+    assert ba_table1["fashion_mnist", ("Non-IID", "1", "WB"), "acc_percent"] == (88.34, 0.30)
+    assert ba_table1["svhn", ("Non-IID", "2", "GAA"), "nll"] == (0.77, 0.04)
+    assert ba_table1["svhn", ("Non-IID", "3", "RKLB"), "acc_percent"] == (86.53, 1.03)
+
+
+# Finding and grouping
+
+
+def test_seeds_are_averaged_whatever_the_folders_are_called(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.1, 0.2, 0.6)):
+        write_run(tmp_path / f"svhn_iid_{seed}", "method=fvb", seed=seed, ga=accuracy)
+    runs, notes = report.find_runs([tmp_path], {"dataset.name": "digits"})
+    (group,) = report.group_over_seeds(runs)
+    stats = group.stats("ga", 100)
+    assert notes == []
+    assert stats is not None
+    assert stats == pytest.approx((3, 30, 700**0.5, (1400 / 3) ** 0.5, (700 / 3) ** 0.5))
+    assert group.stats("std_norm") is None
+    assert report.find_runs([tmp_path], {"dataset.name": "svhn"})[0] == []
+
+
+def test_configs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "method=fvb")
+    write_run(tmp_path / "b", "method=fvb", "local.lr=0.02", seed=1)
+    assert len(report.group_over_seeds(report.find_runs([tmp_path], {})[0])) == 2
+
+
+def test_runs_left_out_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", "method=fvb")
+    write_run(tmp_path / "same", "method=fvb")
+    write_run(tmp_path / "wild", "method=fvb", seed=1, status="diverged")
+    write_run(tmp_path / "half", "method=fvb", seed=2)
+    (tmp_path / "half" / records.SUMMARY).unlink()
+    runs, notes = report.find_runs([tmp_path, tmp_path / "good", tmp_path / "none"], {})
+    assert [run.folder.name for run in runs] == ["good"]
+    assert [note.replace(str(tmp_path), "").split(";")[0] for note in notes] == [
+        "/none: no such folder",
+        "/half: not finished",
+        "/same: the same config as /good",
+        "/wild: diverged",
+    ]
+
+
+def test_one_table_holds_one_partition(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "method=fvb", "aggregator=eaa", "partition.alpha=0.1")
+    write_run(tmp_path / "b", "method=fvb", "aggregator=gaa", "partition.alpha=0.5")
+    with pytest.raises(report.ReportError, match=r"partition.alpha=0.1.*partition.alpha=0.5.*--where"):
+        report.find_settings(bfl_p.PAPER, report.find_runs([tmp_path], {})[0])
+
+
+# Tables
+
+
+def test_table_sets_ours_beside_the_papers(tmp_path: Path, run_script: Run) -> None:
+    for seed in range(5):
+        write_run(tmp_path / "runs" / f"{seed}", "experiment=bfl_p", "aggregator=eaa", seed=seed, ga=0.88 + seed / 1000)
+    text = run_script(bfl_p.main, "table1")
+    assert "runs by the paper's equations" in text
+    assert "Not the setting" not in text
+    assert line_of(text, "Non-IID", "FVBWA", "EAA")[:3] == ["88.20 +- 0.07", "88.30 +- 0.32", "-0.10"]
+    assert line_of(text, "Non-IID", "FVBWA", "EAA")[-1] == "5"
+    assert line_of(text, "Non-IID", "FVBWA", "GAA")[:3] == ["-", "88.39 +- 0.26", "-"]
+    lines = [line.split() for line in text.splitlines() if line.startswith("    bfl-run")]
+    assert len(lines) == 8
+    assert "aggregator=gaa,aalv,ppa,cf" in lines[-1]  # EAA has all its seeds
+    row = cells(tmp_path / "to" / "bfl_p_table1_equations.csv")[
+        "fashion_mnist", "Non-IID", "FVBWA", "EAA", "acc_percent"
+    ]
+    assert (float(row["difference"]), row["seeds"], row["paper"]) == (pytest.approx(-0.1), "5", "88.3")
+
+
+def test_released_and_equations_are_two_tables(tmp_path: Path, run_script: Run) -> None:
+    write_run(tmp_path / "runs" / "a", "experiment=bfl_p", "aggregator=cf", std_norm=1.5)
+    write_run(tmp_path / "runs" / "b", "experiment=bfl_p_released", "aggregator=cf_released", std_norm=1.25)
+    write_run(tmp_path / "runs" / "c", "experiment=bfl_p_released", "aggregator=cf", std_norm=9)  # neither
+    text = run_script(bfl_p.main, "table4")
+    equations, released = text.split("# BFL-P, table 4: runs by the released code")
+    assert line_of(equations, "Non-IID", "FVBWA", "CF") == ["1.50", "1.40 +- 0.02", "+0.10", "1"]
+    assert line_of(released, "Non-IID", "FVBWA", "CF") == ["1.25", "1.40 +- 0.02", "-0.15", "1"]
+
+
+def test_a_setting_that_is_not_the_papers_says_so(tmp_path: Path, run_script: Run) -> None:
+    changed = ["rounds=2", "method.beta=0.5", "model.bayesian_layers=2"]
+    write_run(tmp_path / "runs" / "a", "experiment=ba_bfl", "aggregator=wb", *changed)
+    text = run_script(ba_bfl.main, "table1")
+    assert "no reproduction of it: rounds=2 method.beta=0.5\n" in text
+    sweeps = [line for line in text.splitlines() if line.startswith("    bfl-run")]
+    assert len(sweeps) == 4
+    assert all(" rounds=2 " in line for line in sweeps)
+
+
+@pytest.mark.parametrize("paper", [bfl_p.PAPER, ba_bfl.PAPER], ids=lambda paper: paper.name)
+@pytest.mark.parametrize("released", [False, True])
+def test_printed_commands_make_the_papers_rows(paper: report.Paper, released: bool) -> None:
+    for row in dict.fromkeys(row for _, row, _ in paper.published("1")):
+        if "EAA" in row or "GAA" in row or row[2] in ("N/A", "FedAVG"):
+            (line,) = report.sweep_lines(paper, released, "cifar10", [row], {})
+            *overrides, seeds = shlex.split(line)[2:]
+            config = report.flatten(records.identity(composed(*overrides)))
+            assert seeds.startswith("seed=0,1,2")
+            assert paper.row_of(config) == row
+            assert report.changes(paper, [report.Group(config, ())]) == {}
+
+
+# Figures
+
+
+def test_figures_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> None:
+    for seed, ece in enumerate((0.10, 0.12)):
+        runs = tmp_path / "runs" / f"{seed}"
+        write_run(runs / "0", "method=fedavg", "model.bayesian_layers=0", seed=seed, ece=ece + 0.1)
+        for layers in (1, 3):
+            chosen = ["method=fvb", "aggregator=wb", f"model.bayesian_layers={layers}"]
+            write_run(runs / f"{layers}", *chosen, seed=seed, ece=ece, la=0.5 + ece)
+    text = run_script(ba_bfl.main, "figure3")
+    assert line_of(text, "digits", "ECE (%)", "0", "FedAVG") == ["21.0000", "1.0000", "2"]
+    assert line_of(text, "digits", "ECE (%)", "3", "WB") == ["11.0000", "1.0000", "2"]
+    assert line_of(run_script(ba_bfl.main, "figure4"), "digits", "seconds per round", "1", "WB")[0] == "5.0000"
+    assert (
+        line_of(run_script(ba_bfl.main, "figure5"), "digits", "average local accuracy (%)", "1", "WB")[0] == "61.0000"
+    )
+    for name in ("figure3", "figure4", "figure5"):
+        for kind, start in (("pdf", b"%PDF"), ("png", b"\x89PNG")):
+            assert (tmp_path / "to" / f"ba_bfl_{name}_equations.{kind}").read_bytes().startswith(start)
+
+
+def test_partition_figure_is_the_first_runs(tmp_path: Path, run_script: Run) -> None:
+    for seed in (1, 0):
+        write_run(tmp_path / "runs" / f"{9 - seed}", "method=fvb", seed=seed)
+        (tmp_path / "runs" / f"{9 - seed}" / records.PARTITION_FIGURE).write_bytes(b"seed %d" % seed)
+    assert "digits, Dirichlet 0.1, seed 0" in run_script(ba_bfl.main, "figure2")
+    assert (tmp_path / "to" / "ba_bfl_figure2.png").read_bytes() == b"seed 0"
+
+
+def test_toy_figure_needs_no_runs(tmp_path: Path, run_script: Run) -> None:
+    text = run_script(ba_bfl.main, "figure1")
+    assert line_of(text, "RKLB")[:2] == ["1.6000", "0.4000"]  # precisions 1 and 4, weights 1/2: (0 + 4) / 2.5, 1 / 2.5
+    assert line_of(text, "WB")[:2] == ["1.0000", "0.5625"]
+    assert (tmp_path / "to" / "ba_bfl_figure1.pdf").exists()
+
+
+def test_reading_runs_needs_no_torch() -> None:
+    code = "import sys, bfl_bench.report; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
