@@ -17,6 +17,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -225,6 +226,7 @@ def _options(values: Config) -> list[str]:
     return [shlex.quote(f"{key}={text}".replace('"', "")) for key, text in texts.items()]
 
 
+@cache
 def read_conf(path: Path, prefix: str = "") -> Config:
     """The values of a file of conf/ and of those it builds on; of the options it chooses, only the model."""
     content = yaml.safe_load(path.read_text())

@@ -1,8 +1,6 @@
 """The round loop: cohort, broadcast, local training, server update, evaluation, records, checkpoint."""
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,14 +11,13 @@ import torch
 
 from bfl_bench import records
 from bfl_bench.checkpoint import CheckpointFolder
-from bfl_bench.engine import Engine, Job, Reply, Worker, check_finite
+from bfl_bench.engine import Engine, Job, Worker, check_finite
 from bfl_bench.errors import DivergedError
 from bfl_bench.evaluate import Scores
+from bfl_bench.measure import Measured, Row, client_rows, metrics_row, num_bytes, peak_memory_mb, write_summary
 from bfl_bench.method import Method, Tensors
-from bfl_bench.metrics import worst_tenth
 from bfl_bench.rng import stream
 
-Row = dict[str, records.Cell]
 OnRound = Callable[[int, Row | None], None]
 """Called after every round with its number and, where it was evaluated, its row of metrics.csv."""
 
@@ -51,27 +48,21 @@ class Experiment:
         return sum(math.ceil(sizes[client] / local.batch_size) for cohort in rounds for client in cohort) * local.epochs
 
 
-@dataclass
-class _Round:
-    """What a round has measured so far, filled in while its replies arrive."""
-
-    replies: list[Reply] = field(default_factory=list)  # their messages dropped
-    memories: dict[int, Tensors] = field(default_factory=dict)
-    bytes_up: int = 0
-    waited_seconds: float = 0.0  # the server's time spent waiting for clients
-
-
 def run(experiment: Experiment, folder: Path, on_round: OnRound) -> dict[str, Any]:
     """Run, or continue, an experiment in a folder that this process holds; returns what summary.json says."""
     (folder / records.SUMMARY).unlink(missing_ok=True)
+
+    def summarise(status: str, reason: str | None) -> dict[str, Any]:
+        return write_summary(folder, status, reason, experiment.rounds, experiment.partition_info)
+
     try:
         _run_rounds(experiment, folder, on_round)
     except DivergedError as error:
-        return _write_summary(experiment, folder, "diverged", str(error))
+        return summarise("diverged", str(error))
     except KeyboardInterrupt:
-        _write_summary(experiment, folder, "interrupted", None)
+        summarise("interrupted", None)
         raise
-    return _write_summary(experiment, folder, "done", None)
+    return summarise("done", None)
 
 
 def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None:
@@ -95,35 +86,35 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
 
     unsaved: dict[int, Tensors] = {}
     for round_ in range(finished + 1, experiment.rounds + 1):
-        measured = _Round()
+        measured = Measured()
         cohort = experiment.cohort(round_)
         broadcast = method.broadcast(task, state)
         due = _is_due(round_, worker.settings.every, experiment.rounds)
         replies: Iterable[tuple[int, Tensors]] = _collect(
             experiment, state, memories, broadcast, cohort, round_, measured
         )
-        if due and experiment.alternatives:
-            replies = list(replies)
         before = state
         started = time.perf_counter()
+        if due and experiment.alternatives:
+            replies = list(replies)
         state, server_metrics = method.server_update(task, state, replies, stream(experiment.seed, "server", round_))
         check_finite({**state, **server_metrics}, f"round {round_}, server")
         server_seconds = time.perf_counter() - started - measured.waited_seconds
         memories |= measured.memories
         unsaved |= measured.memories
         totals["bytes_up"] += measured.bytes_up
-        totals["bytes_down"] += _num_bytes(broadcast) * len(cohort)
+        totals["bytes_down"] += num_bytes(broadcast) * len(cohort)
 
         started = time.perf_counter()
         row: Row | None = None
         if due:
-            row = _metrics_row(round_, _evaluate_global(experiment, method, state, round_), measured, task.sizes)
+            row = metrics_row(round_, _evaluate_global(experiment, method, state, round_), measured, task.sizes)
             row |= {**totals, **server_metrics}
             for name, alternative in experiment.alternatives.items():
                 row |= _evaluate_alternative(experiment, name, alternative, before, replies, round_)
             tables[records.METRICS].append([row])
         evaluation_seconds = time.perf_counter() - started + sum(r.evaluation_seconds for r in measured.replies)
-        tables[records.CLIENTS].append(_client_rows(round_, measured, task.sizes))
+        tables[records.CLIENTS].append(client_rows(round_, measured, task.sizes))
         tables[records.TIMING].append(
             [
                 {
@@ -131,7 +122,7 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
                     "client_seconds": sum(reply.train_seconds for reply in measured.replies),
                     "server_seconds": server_seconds,
                     "evaluation_seconds": evaluation_seconds,
-                    "peak_memory_mb": _peak_memory_mb(task.model.vector.device),
+                    "peak_memory_mb": peak_memory_mb(task.model.vector.device),
                 }
             ]
         )
@@ -149,7 +140,7 @@ def _collect(
     broadcast: Tensors,
     cohort: list[int],
     round_: int,
-    measured: _Round,
+    measured: Measured,
 ) -> Iterator[tuple[int, Tensors]]:
     """The cohort's messages as they come, noting in `measured` all but the messages."""
     worker = experiment.worker
@@ -168,7 +159,7 @@ def _collect(
         measured.waited_seconds += time.perf_counter() - asked
         if reply.memory is not None:
             measured.memories[reply.client_id] = reply.memory
-        measured.bytes_up += _num_bytes(reply.message)
+        measured.bytes_up += num_bytes(reply.message)
         message = reply.message
         measured.replies.append(replace(reply, message={}, memory=None))
         yield reply.client_id, message
@@ -201,72 +192,3 @@ def _evaluate_global(experiment: Experiment, method: Method, state: Tensors, rou
     scores = worker.score(method.draws(worker.task, state, worker.settings.draws, rng))
     check_finite({"test NLL": scores.nll}, f"round {round_}, server")
     return scores
-
-
-def _metrics_row(round_: int, scores: Scores, measured: _Round, sizes: tuple[int, ...]) -> Row:
-    local = [reply.scores.accuracy for reply in measured.replies if reply.scores]
-    row: Row = {
-        "round": round_,
-        "ga": scores.accuracy,
-        "la": _mean_by_size([(r.client_id, r.scores.accuracy) for r in measured.replies if r.scores], sizes),
-        "ece": scores.ece,
-        "nll": scores.nll,
-        "brier": scores.brier,
-        "worst10": worst_tenth(local) if local else None,
-    }
-    for name in measured.replies[0].metrics:
-        row[name] = _mean_by_size([(reply.client_id, reply.metrics[name]) for reply in measured.replies], sizes)
-    return row
-
-
-def _mean_by_size(values: list[tuple[int, float]], sizes: tuple[int, ...]) -> float | None:
-    if not values:
-        return None
-    return math.fsum(sizes[client] * value for client, value in values) / sum(sizes[client] for client, _ in values)
-
-
-def _client_rows(round_: int, measured: _Round, sizes: tuple[int, ...]) -> list[Row]:
-    return [
-        {
-            "round": round_,
-            "client": reply.client_id,
-            "size": sizes[reply.client_id],
-            "accuracy": reply.scores.accuracy,
-            "nll": reply.scores.nll,
-            "ece": reply.scores.ece,
-        }
-        for reply in measured.replies
-        if reply.scores
-    ]
-
-
-def _write_summary(experiment: Experiment, folder: Path, status: str, reason: str | None) -> dict[str, Any]:
-    path = folder / records.METRICS
-    rows = records.read_table(path) if path.exists() else []
-    best = max(rows, key=lambda row: (row["ga"] or 0.0, -(row["round"] or 0.0)), default=None)
-    summary = {
-        "status": status,
-        "reason": reason,
-        "rounds": experiment.rounds,
-        "final": rows[-1] if rows else None,
-        "best": best,
-        "rounds_to_ga": {
-            f"{percent}%": next((row["round"] for row in rows if (row["ga"] or 0.0) * 100 >= percent), None)
-            for percent in range(30, 100, 10)
-        },
-        "partition": dict(experiment.partition_info),
-    }
-    records.write_json(folder / records.SUMMARY, summary)
-    return summary
-
-
-def _num_bytes(tensors: Tensors) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def _peak_memory_mb(device: torch.device) -> float:
-    """The peak of what was allocated on the GPU, where the run uses one, or of this process's resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -123,7 +123,8 @@ def draw_layers(arguments: Namespace) -> None:
         figure.supxlabel("Bayesian layers (0: FedAvg)")
         legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
         handles = {label: handle for legend in legends for handle, label in legend}
-        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
+        shown = [label for label in ("FedAvg", *RULES) if label in handles]
+        figure.legend([handles[label] for label in shown], shown, loc="outside right upper", fontsize=8)
         name = f"ba_bfl_{arguments.command}_{setting.name}"
         head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
         rows = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in line.values()] for line in lines]

@@ -14,6 +14,7 @@ LAYERS = [  # from the bottom
     {"point"},
     {"methods", "evaluate", "checkpoint", "environment"},
     {"engine"},
+    {"measure"},
     {"run"},
     {"build"},
     {"cli", "data_cli"},
@@ -58,7 +59,7 @@ def test_methods_do_not_import_one_another() -> None:
 
 
 def test_records_and_show_know_no_torch() -> None:
-    for name in ("records.py", "show.py", "errors.py", "checks.py"):
+    for name in ("records.py", "show.py", "report.py", "errors.py", "checks.py"):
         assert not [module for module in imported(PACKAGE / name) if module.split(".")[0] == "torch"], name
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bfl_bench import records, report
+from bfl_bench.build import plan
 from tests.composing import resolve
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -171,17 +172,26 @@ def test_a_setting_that_is_not_the_papers_says_so(tmp_path: Path, run_script: Ru
     assert all(" rounds=2 " in line for line in sweeps)
 
 
-@pytest.mark.parametrize("paper", [bfl_p.PAPER, ba_bfl.PAPER], ids=lambda paper: paper.name)
-@pytest.mark.parametrize("released", [False, True])
-def test_printed_commands_make_the_papers_rows(paper: report.Paper, released: bool) -> None:
-    for row in dict.fromkeys(row for _, row, _ in paper.published("1")):
-        if "EAA" in row or "GAA" in row or row[2] in ("N/A", "FedAVG"):
-            (line,) = report.sweep_lines(paper, released, "cifar10", [row], {})
-            *overrides, seeds = shlex.split(line)[2:]
-            config = report.flatten(records.identity(composed(*overrides)))
-            assert seeds.startswith("seed=0,1,2")
-            assert paper.row_of(config) == row
-            assert report.changes(paper, [report.Group(config, ())]) == {}
+@pytest.mark.parametrize(
+    ("paper", "released", "row", "rule"),
+    [
+        (bfl_p.PAPER, False, ("IID", "FED", "N/A"), "none"),
+        (bfl_p.PAPER, True, ("IID", "FVBWA", "PPA"), "ppa_released"),
+        (bfl_p.PAPER, True, ("Non-IID", "FVBA", "AALV"), "aalv"),
+        (ba_bfl.PAPER, False, ("Non-IID", "0", "FedAVG"), "none"),
+        (ba_bfl.PAPER, True, ("Non-IID", "2", "GAA"), "gaa_normalised"),
+    ],
+)
+def test_printed_commands_make_the_papers_rows(paper: report.Paper, released: bool, row: report.Row, rule: str) -> None:
+    (line,) = report.sweep_lines(paper, released, "cifar10", [row], {})
+    *overrides, seeds = shlex.split(line)[2:]
+    plan(composed(*overrides))  # a wrong key or combination raises
+    config = report.flatten(records.identity(composed(*overrides)))
+    assert config["aggregator.name"] == rule
+    assert seeds.startswith("seed=0,1,2")
+    assert report.is_released(config) == released
+    assert paper.row_of(config) == row
+    assert report.changes(paper, [report.Group(config, ())]) == {}
 
 
 # Figures

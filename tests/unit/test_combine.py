@@ -239,7 +239,6 @@ def test_overrides_reach_the_rule() -> None:
     "overrides",
     [
         ("aggregator=ppa", "aggregator.num_samples=many"),
-        ("aggregator=gaa", "aggregator.normalised=1"),
         ("aggregator=alpha", "aggregator.tolerance=0"),
         ("aggregator=cf", "+aggregator.running_clamp=[-8,8]"),
         ("aggregator=eaa", "aggregator.running_clamp=8"),

@@ -169,6 +169,16 @@ def test_wb_full_iterates() -> None:
     close(wb_full(means, covariances, weights)[1], limit.numpy(), ROUNDING)
 
 
+def test_wb_full_needs_one_iteration_where_covariances_commute() -> None:
+    """Then (sum_k w_k S^1/2 C_k^1/2)^2 S^-1 is the answer whatever S is: what makes this iteration the fast one."""
+    rng = np.random.default_rng(8)
+    rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    eigenvalues, weights = np.exp(rng.uniform(-1.5, 1.5, (4, 3))), np.array([0.1, 0.2, 0.3, 0.4])
+    covariances = np.einsum("ij,kj,lj->kil", rotation, eigenvalues, rotation)
+    expected = rotation @ np.diag((weights @ np.sqrt(eigenvalues)) ** 2) @ rotation.T
+    close(wb_full(*as_tensors(np.zeros((4, 3)), covariances, weights), num_iterations=1)[1], expected, ROUNDING)
+
+
 # --- Both ---
 
 

@@ -409,7 +409,7 @@ with_all = pytest.mark.parametrize("rule", ALL_RULES.values(), ids=ALL_RULES.key
 
 
 @with_all
-@settings(deadline=None, derandomize=True, max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=10)
 @given(federations(), st.floats(-30, 20))
 def test_positive_variance_and_mean_between_the_clients(rule: Rule, federation: Federation, level: float) -> None:
     """Also for variances of e^-39 or e^24, and clients far apart."""
