@@ -62,7 +62,18 @@ class Between:
         return f"from {self.low:g} to {self.high:g}"
 
 
-Bound = Above | AtLeast | Between
+@dataclass(frozen=True)
+class Interval:
+    """A list of two numbers, the lower first."""
+
+    def __contains__(self, value: list[float]) -> bool:
+        return len(value) == 2 and value[0] < value[1]
+
+    def __str__(self) -> str:
+        return "(two numbers, the lower first)"
+
+
+Bound = Above | AtLeast | Between | Interval
 
 
 def check_arguments(

@@ -23,7 +23,8 @@ def combine(
 ) -> Gaussian:
     """Mean and variance, (D,) each in float64, from K vectors each; weights are normalised here.
 
-    Columns are independent under every rule, so that blocks change nothing; a random rule draws block by block.
+    Columns are independent under every rule, so that blocks change nothing but the draws of a random rule and, within
+    its tolerance, where an iterative one stops.
     """
     normalised = torch.tensor(weights, dtype=torch.float64, device=means[0].device)
     normalised /= normalised.sum()

@@ -11,27 +11,51 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators.rules import Gaussian, moments
-from bfl_bench.checks import Above, Between
+from bfl_bench.aggregators.rules import Gaussian, moments, rklb
+from bfl_bench.checks import Above, AtLeast, Between
 
 
 def alpha(
     means: Tensor,
     variances: Tensor,
     weights: Tensor,
-    alpha: Annotated[float, Above(0), Between(0, 1)] = 0.5,
+    alpha: Annotated[float, Between(1e-6, 1)] = 0.5,
     tolerance: Annotated[float, Above(0)] = 1e-10,
-    max_iterations: int = 500,
+    max_iterations: Annotated[int, AtLeast(1)] = 500,
 ) -> Gaussian:
-    """Climb from the moments of the mixture, coordinate by coordinate.
+    """Climb from `moments` and from `rklb`, coordinate by coordinate, and keep what is higher.
+
+    For clients that lie far apart the objective has several peaks, and neither climb need find the highest.
+    """
+    if alpha == 1:
+        return moments(means, variances, weights)
+    ends = []
+    for start in (moments, rklb):
+        mean, variance = _climb(
+            means, variances, weights, start(means, variances, weights), alpha, tolerance, max_iterations
+        )
+        ends.append((mean, variance, _log_overlap(means, variances, weights, mean, variance, alpha).logsumexp(0)))
+    first, second = ends
+    higher = second[2] > first[2]
+    return torch.where(higher, second[0], first[0]), torch.where(higher, second[1], first[1])
+
+
+def _climb(
+    means: Tensor,
+    variances: Tensor,
+    weights: Tensor,
+    start: Gaussian,
+    alpha: float,
+    tolerance: float,
+    max_iterations: int,
+) -> Gaussian:
+    """To a peak of the objective near the start.
 
     Matching the moments of the tilted mixture sum_k w_k p_k^alpha q^(1-alpha) never lowers the objective, but its steps
     shrink with alpha. So the step in natural parameters is first taken 1/alpha times as far, and only a coordinate that
     would lose by it takes the plain step.
     """
-    mean, variance = moments(means, variances, weights)
-    if alpha == 1:
-        return mean, variance
+    mean, variance = start
     value = _log_overlap(means, variances, weights, mean, variance, alpha).logsumexp(0)
     for _ in range(max_iterations):
         matched = _match_tilted(means, variances, weights, mean, variance, alpha)
@@ -39,9 +63,10 @@ def alpha(
         far_value = _log_overlap(means, variances, weights, *far, alpha).logsumexp(0)
         better = far_value > value  # false for a NaN
         new_mean, new_variance = (torch.where(better, a, b) for a, b in zip(far, matched, strict=True))
-        new_value = _log_overlap(means, variances, weights, new_mean, new_variance, alpha).logsumexp(0)
         moved = torch.maximum((new_mean - mean).abs() / variance.sqrt(), (new_variance / variance - 1).abs())
-        mean, variance, value = new_mean, new_variance, new_value
+        moved = torch.where(better, moved, moved / alpha)  # a plain step is alpha times as long
+        mean, variance = new_mean, new_variance
+        value = _log_overlap(means, variances, weights, mean, variance, alpha).logsumexp(0)
         if moved.max() < tolerance:
             break
     return mean, variance

@@ -9,13 +9,17 @@ BFL-P: Ozer et al., "How to Combine Variational Bayesian Networks in Federated L
 BA-BFL: Jamoussi et al., "BA-BFL: Barycentric Aggregation for Bayesian Federated Learning", 2024.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
+
+from bfl_bench.checks import AtLeast, Interval
 
 Gaussian = tuple[Tensor, Tensor]
 """Mean (D,) and variance (D,)."""
 
-Clamp = list[float]
+Clamp = Annotated[list[float], Interval()]
 """[lowest, highest] log variance."""
 
 
@@ -33,10 +37,9 @@ def gaa(
 
     `normalised` divides by the sum of squared weights, as BA-BFL's released code does.
     """
-    if running_clamp is not None:
-        return weights @ means, _clamped_running_sum(variances, weights**2, running_clamp)
-    variance = weights**2 @ variances
-    return weights @ means, variance / (weights**2).sum() if normalised else variance
+    squares = weights**2
+    variance = squares @ variances if running_clamp is None else _clamped_running_sum(variances, squares, running_clamp)
+    return weights @ means, variance / squares.sum() if normalised else variance
 
 
 def aalv(means: Tensor, variances: Tensor, weights: Tensor) -> Gaussian:
@@ -55,11 +58,14 @@ def ppa(
     variances: Tensor,
     weights: Tensor,
     generator: torch.Generator,
-    num_samples: int = 1000,
+    num_samples: Annotated[int, AtLeast(2)] = 1000,
     unbiased: bool = False,
     clamp: Clamp | None = None,
 ) -> Gaussian:
-    """Population pooling (BFL-P eq. 7): moments of a sample with about N w_k draws, at least one, from each client."""
+    """Population pooling (BFL-P eq. 7): moments of a sample with about N w_k draws, at least one, from each client.
+
+    With more clients than `num_samples` that one draw each weighs the small clients up.
+    """
     deviations = (variances if clamp is None else _clamp(variances, clamp)).sqrt()
     counts = (weights * num_samples).floor().long().clamp(min=1).tolist()
     total, total_square = torch.zeros_like(means[0]), torch.zeros_like(means[0])
@@ -98,7 +104,10 @@ def _clamp(variances: Tensor, clamp: Clamp) -> Tensor:
 
 
 def _clamped_running_sum(variances: Tensor, factors: Tensor, clamp: Clamp) -> Tensor:
-    """sum_k f_k v_k as BFL-P's released code adds it up: the sum so far is clamped before each further client."""
+    """sum_k f_k v_k as BFL-P's released code adds it up: the sum so far is clamped before each further client.
+
+    The result depends on the order of the clients, there as here.
+    """
     terms = factors[:, None] * _clamp(variances, clamp)
     total = terms[0]
     for term in terms[1:]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bfl_bench.aggregators import Rule, WeightedMean, combine, step_towards
-from bfl_bench.checks import Above, AtLeast
+from bfl_bench.checks import Above, AtLeast, Interval
 from bfl_bench.local import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
 from bfl_bench.models.gaussian import GaussianSettings
@@ -37,7 +37,7 @@ class Fvb:
     prior_variance: Annotated[float, Above(0)]
     prior: Literal["fixed", "previous"]
     train_samples: Annotated[int, AtLeast(1)]
-    alarm_variances: list[float]
+    alarm_variances: Annotated[list[float], Interval()]
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         return {"params": task.model.vector.clone(), "round": torch.zeros((), device=task.model.vector.device)}

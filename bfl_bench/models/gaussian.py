@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from bfl_bench.checks import AtLeast
+from bfl_bench.checks import AtLeast, Interval
 
 _TINY = 1e-8  # keeps the square root differentiable where an input is all zeros
 
@@ -29,7 +29,7 @@ class GaussianSettings:
     log_variance_init: float
     log_variance_init_std: Annotated[float, AtLeast(0)]
     log_variance_clamp: Literal["none", "hard", "straight_through"]
-    log_variance_range: list[float]
+    log_variance_range: Annotated[list[float], Interval()]
 
     def clamp(self, log_variance: Tensor) -> Tensor:
         """The log variance in effect. `hard` takes the gradient from what it clamps, `straight_through` does not."""

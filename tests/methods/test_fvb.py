@@ -343,8 +343,9 @@ def test_weight_decay_of_the_released_code() -> None:
     assert (result - initial).min() > 0.004
     # In float32 a step of some 9e-6 is rounded to multiples of 9.5e-7, always alike: a few per cent of the way.
     np.testing.assert_allclose(result, double, rtol=0, atol=4e-4)
-    # In the same precision only a fused multiply-add differs, by one rounding now and then.
-    np.testing.assert_allclose(result, single, rtol=0, atol=1e-4)
+    # In the same precision only a fused multiply-add can differ, by one rounding of 1e-6 now and then; momentum that
+    # went on from round to round would move them by 8e-5 more.
+    np.testing.assert_allclose(result, single, rtol=0, atol=3e-5)
 
 
 def decay(values: np.ndarray, num_steps: int) -> np.ndarray:

@@ -164,8 +164,9 @@ def test_climbs(order: float, spread: float) -> None:
 def test_stops_by_tolerance_or_by_iterations() -> None:
     federation = make_federation(columns=10, seed=22)
     exact = alpha(*federation, 0.3, tolerance=1e-14, max_iterations=2000)
-    for start, none in zip(moments(*federation), alpha(*federation, 0.3, max_iterations=0), strict=True):
-        assert torch.equal(start, none)
+    starts = [torch.stack(rule(*federation)) for rule in (moments, rklb)]
+    none = torch.stack(alpha(*federation, 0.3, max_iterations=0))
+    assert ((none == starts[0]).all(0) | (none == starts[1]).all(0)).all()  # column by column one of the two starts
     by_default = distance(alpha(*federation, 0.3), exact).max().item()
     loose = distance(alpha(*federation, 0.3, tolerance=1e-3), exact).max().item()
     short = distance(alpha(*federation, 0.3, max_iterations=2), exact).max().item()
