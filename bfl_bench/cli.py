@@ -138,6 +138,7 @@ def _run(config: "DictConfig") -> Outcome:
 def resolve(config: "DictConfig") -> dict[str, Any]:
     """The config as plain values; the rules named in eval.also_aggregate are filled in with their own configs."""
     from hydra import compose
+    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
     resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -145,6 +146,11 @@ def resolve(config: "DictConfig") -> dict[str, Any]:
         names = resolved["eval"].get("also_aggregate")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ConfigError("eval.also_aggregate", names, "a list of names of aggregators")
+        options = GlobalHydra.instance().config_loader().get_group_options("aggregator")
+        for name in names:
+            if name == "none" or name not in options:
+                allowed = ", ".join(option for option in options if option != "none")
+                raise ConfigError("eval.also_aggregate", name, allowed)
         rules = {name: compose("config", [f"aggregator={name}"])["aggregator"] for name in names}
         resolved["eval"]["also_aggregate"] = {name: OmegaConf.to_container(rule) for name, rule in rules.items()}
     return resolved  # type: ignore[no-any-return]

@@ -86,7 +86,10 @@ def _lay_out(module: nn.Module) -> Layout:
 
 
 class FlatModel:
-    """The one working copy of a network: `vector` and `gradient` are its storage, to be overwritten at will."""
+    """The one working copy of a network: `vector` and `gradient` are its storage, to be overwritten at will.
+
+    `initial` keeps the parameters that the network was made with.
+    """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         # Moving or casting afterwards would give the module storage of its own, so that comes first.
@@ -104,6 +107,7 @@ class FlatModel:
                 tensor.grad = entry.view(self.gradient)
         self._counters = {tensor: tensor.clone() for tensor in tensors.values()}  # integer buffers
         self._storage = self._pointers()
+        self.initial = self.vector.clone()
 
     @property
     def trainable(self) -> Tensor:

@@ -87,7 +87,7 @@ class Method(Protocol):
     def name(self) -> str: ...
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        """The server's state before the first round. The network holds its initial parameters."""
+        """The server's state before the first round; `task.model.initial` are the network's initial parameters."""
         ...
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:

@@ -18,7 +18,7 @@ class PointMethod:
     weights: Weights
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        return {"params": task.model.vector.clone()}
+        return {"params": task.model.initial.clone()}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
         return None

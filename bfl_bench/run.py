@@ -108,7 +108,9 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         started = time.perf_counter()
         row: Row | None = None
         if due:
-            row = metrics_row(round_, _evaluate_global(experiment, method, state, round_), measured, task.sizes)
+            scores = _score_global(experiment, method, state, round_)
+            check_finite({"test NLL": scores.nll}, f"round {round_}, server")
+            row = metrics_row(round_, scores, measured, task.sizes)
             row |= {**totals, **server_metrics}
             for name, alternative in experiment.alternatives.items():
                 row |= _evaluate_alternative(experiment, name, alternative, before, replies, round_)
@@ -181,14 +183,13 @@ def _evaluate_alternative(
     """What the round's global model would be under another rule; the run itself goes on with its own."""
     rng = stream(experiment.seed, "server", round_)
     aggregated, server_metrics = method.server_update(experiment.worker.task, state, replies, rng)
-    scores = _evaluate_global(experiment, method, aggregated, round_)
+    scores = _score_global(experiment, method, aggregated, round_)
     values = {"ga": scores.accuracy, "ece": scores.ece, "nll": scores.nll, "brier": scores.brier, **server_metrics}
-    return {f"{key}@{name}": value for key, value in values.items()}
+    failed = not math.isfinite(scores.nll)
+    return {f"{key}@{name}": None if failed or not math.isfinite(value) else value for key, value in values.items()}
 
 
-def _evaluate_global(experiment: Experiment, method: Method, state: Tensors, round_: int) -> Scores:
+def _score_global(experiment: Experiment, method: Method, state: Tensors, round_: int) -> Scores:
     worker = experiment.worker
     rng = stream(experiment.seed, "evaluate", round_)
-    scores = worker.score(method.draws(worker.task, state, worker.settings.draws, rng))
-    check_finite({"test NLL": scores.nll}, f"round {round_}, server")
-    return scores
+    return worker.score(method.draws(worker.task, state, worker.settings.draws, rng))

@@ -1,5 +1,6 @@
 """What all tests share: one thread, as in a run, and a global generator that is the same before every test."""
 
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ def bfl_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # so that main's own setting is undone after the test
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = signal.getsignal(signal.SIGTERM)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
 
     def call(*arguments: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["bfl-run", *arguments])
@@ -49,3 +52,5 @@ def bfl_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
 
     yield call
     signal.signal(signal.SIGTERM, before)
+    root.handlers[:] = handlers  # Hydra's write to streams that are gone after the test
+    root.setLevel(level)

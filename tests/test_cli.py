@@ -63,7 +63,7 @@ def test_sweep_survives_bad_points_and_fills_in_what_is_missing(bfl_run: BflRun,
     assert result.code == 1
     assert "Sweep of 8: 1 done, 1 diverged, 6 failed" in result.out
     assert "partition.alpha=-1: partition.alpha: got -1, allowed: a number above 0" in result.err
-    assert "method: got 'nonsense', allowed: fedavg, fedprox" in result.err
+    assert "method: got 'nonsense', allowed: fedavg, fedbe" in result.err
     assert "diverged: round 1, client" in result.err
     assert "Traceback" not in result.err
     again = bfl_run("-m", *points)
@@ -85,7 +85,7 @@ def test_divergence_is_named(bfl_run: BflRun, tmp_path: Path) -> None:
     ("argument", "sentence"),
     [
         ("rounds=abc", "bfl-run: rounds: got 'abc', allowed: a whole number of at least 1"),
-        ("method=nope", "bfl-run: method: got 'nope', allowed: fedavg, fedprox"),
+        ("method=nope", "bfl-run: method: got 'nope', allowed: fedavg, fedbe"),
         ("local.epoch=3", "bfl-run: local.epoch: got '3', allowed: no such key; the keys are epochs"),
         ("nothing=3", "bfl-run: nothing: got '3', allowed: no such key; the keys are seed"),
         ("num_clients=4000", "bfl-run: num_clients: got 4000"),
@@ -121,9 +121,9 @@ def test_version_and_help_need_no_torch() -> None:
 
 
 def test_tab_completion_answers() -> None:
-    environment = {**os.environ, "COMP_LINE": "bfl-run method=fed", "COMP_POINT": "18"}
+    environment = {**os.environ, "COMP_LINE": "bfl-run method=fedp", "COMP_POINT": "19"}
     done = subprocess.run([COMMAND, "-sc", "query=bash"], capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["method=fedavg", "method=fedprox"]
+    assert done.stdout.split() == ["method=fedprox"]
 
 
 def test_second_process_is_told(bfl_run: BflRun, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class FedCurv(PointMethod):
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         zeros = torch.zeros_like(task.model.gradient)
-        return {"params": task.model.vector.clone(), "fishers": zeros, "fisher_params": zeros.clone()}
+        return {"params": task.model.initial.clone(), "fishers": zeros, "fisher_params": zeros.clone()}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
         return {"fisher": torch.zeros_like(state["fishers"]), "fisher_params": torch.zeros_like(state["fishers"])}

@@ -47,7 +47,7 @@ class Fola:
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         precision = torch.full_like(task.model.gradient, self.gamma)
-        return {"params": task.model.vector.clone(), "precision": precision, "round": torch.zeros_like(precision[0])}
+        return {"params": task.model.initial.clone(), "precision": precision, "round": torch.zeros_like(precision[0])}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
         return None

@@ -8,7 +8,7 @@ A client minimises E_q[NLL] + beta KL(q || prior) / n_k, per example. Points (bi
 averaged. The server's step moves means and log variances.
 
 Deviations: at test time whole parameter vectors are drawn, one for all test examples, where the released codes draw the
-noise of every example anew; the predictive distribution of an example is the same.
+noise of every example anew; with Gaussian linear layers the predictive distribution of an example is the same.
 """
 
 import math
@@ -40,7 +40,7 @@ class Fvb:
     alarm_variances: Annotated[list[float], Interval()]
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        return {"params": task.model.vector.clone(), "round": torch.zeros((), device=task.model.vector.device)}
+        return {"params": task.model.initial.clone(), "round": torch.zeros((), device=task.model.vector.device)}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
         return None

@@ -28,7 +28,7 @@ class Scaffold(PointMethod):
     option: Literal["I", "II"]
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        return {"params": task.model.vector.clone(), "control": torch.zeros_like(task.model.gradient)}
+        return {"params": task.model.initial.clone(), "control": torch.zeros_like(task.model.gradient)}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
         return {"control": torch.zeros_like(state["control"])}

@@ -35,17 +35,14 @@ class GaussianSettings:
         """The log variance in effect. `hard` takes the gradient from what it clamps, `straight_through` does not."""
         if self.log_variance_clamp == "none":
             return log_variance
-        clamped = log_variance.clamp(*self.log_variance_range)
+        clamped = log_variance.detach().clamp(*self.log_variance_range)
         if self.log_variance_clamp == "hard":
-            return clamped
-        return log_variance + (clamped - log_variance).detach()
+            return torch.where(log_variance.detach() == clamped, log_variance, clamped)
+        return log_variance + (clamped - log_variance.detach())
 
     def passes_gradient(self, log_variance: Tensor) -> Tensor | None:
-        """Where the clamp lets the gradient through; None: everywhere."""
-        if self.log_variance_clamp != "hard":
-            return None
-        lowest, highest = self.log_variance_range
-        return (log_variance >= lowest) & (log_variance <= highest)
+        """Where the clamp lets the gradient through, the ends of the range included; None: everywhere."""
+        return self.clamp(log_variance) == log_variance if self.log_variance_clamp == "hard" else None
 
 
 class GaussianLayer(nn.Module):
@@ -76,24 +73,19 @@ def _function_of(layer: nn.Linear | nn.Conv2d) -> Callable[[Tensor, Tensor, Tens
     if isinstance(layer, nn.Linear):
         return F.linear
 
-    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
-
-    return convolve
+    return layer._conv_forward  # knows the layer's stride, padding and its mode
 
 
 def make_gaussian(module: nn.Module, num_layers: int | None, settings: GaussianSettings) -> nn.Module:
     """Make the last `num_layers` linear or convolutional layers Gaussian; None: all linear ones and no other."""
     kinds = (nn.Linear,) if num_layers is None else (nn.Linear, nn.Conv2d)
-    places = [
-        (parent, name, child)
-        for parent in list(module.modules())
-        for name, child in parent.named_children()
-        if type(child) in kinds
-    ]
-    for parent, name, child in places if num_layers is None else places[len(places) - num_layers :]:
-        assert isinstance(child, nn.Linear | nn.Conv2d)
-        setattr(parent, name, GaussianLayer(child, settings))
+    layers = [(path, layer) for path, layer in module.named_modules() if type(layer) in kinds]
+    for path, layer in layers if num_layers is None else layers[len(layers) - num_layers :]:
+        assert isinstance(layer, nn.Linear | nn.Conv2d)
+        parent, _, name = path.rpartition(".")
+        if not name:
+            return GaussianLayer(layer, settings)  # the network is this one layer
+        setattr(module.get_submodule(parent), name, GaussianLayer(layer, settings))
     return module
 
 

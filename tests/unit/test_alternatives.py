@@ -2,11 +2,14 @@
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from bfl_bench import records
 from bfl_bench.build import plan
@@ -15,7 +18,7 @@ from bfl_bench.cli import config_folder
 from bfl_bench.engine import Job
 from bfl_bench.errors import ConfigError
 from bfl_bench.metrics import negative_log_likelihood
-from bfl_bench.records import folder_name
+from bfl_bench.records import folder_name, read_table
 from bfl_bench.rng import stream
 from bfl_bench.run import Experiment
 from tests.composing import SMALL, experiment, resolve, run_in
@@ -36,18 +39,18 @@ def columns(text: str) -> list[str]:
 
 
 def test_columns(tmp_path: Path) -> None:
-    text = run_in(tmp_path / "run", *FVB, "eval.also_aggregate=[wb,eaa]")
-    without = run_in(tmp_path / "without", *FVB)
+    text = run_in(tmp_path / "run", *FVB, "rounds=2", "eval.also_aggregate=[wb,eaa]")
+    without = run_in(tmp_path / "without", *FVB, "rounds=2")
     assert columns(text) == columns(without) + [f"{name}@{rule}" for rule in ("wb", "eaa") for name in SCORES]
     rows = table(text)
-    assert len(rows) == 3
+    assert len(rows) == 2
     assert all(cell for row in rows for cell in row.values())
 
 
 @pytest.mark.parametrize("rule", ["rklb", "ppa"])
 def test_the_runs_own_rule_gives_the_runs_own_numbers(rule: str, tmp_path: Path) -> None:
     """Also for a random rule: it draws from the same stream."""
-    text = run_in(tmp_path, *FVB, f"aggregator={rule}", f"eval.also_aggregate=[{rule},wb]", "server.lr=0.7")
+    text = run_in(tmp_path, *FVB, f"aggregator={rule}", f"eval.also_aggregate=[{rule},wb]", "server.lr=0.7", "rounds=2")
     for row in table(text):
         assert [row[f"{name}@{rule}"] for name in SCORES] == [row[name] for name in SCORES]
         assert row["nll@wb"] != row["nll"]
@@ -97,16 +100,16 @@ def test_an_alternative_is_the_rule_on_the_runs_replies(tmp_path: Path) -> None:
 
 def test_alternatives_start_from_the_runs_own_model_every_round(tmp_path: Path) -> None:
     """In the second round they combine replies of clients that trained from the run's model: not a run of their own."""
-    beside = table(run_in(tmp_path / "beside", *FVB, "eval.also_aggregate=[wb]"))
-    own = table(run_in(tmp_path / "own", *FVB, "aggregator=wb"))
+    beside = table(run_in(tmp_path / "beside", *FVB, "rounds=2", "eval.also_aggregate=[wb]"))
+    own = table(run_in(tmp_path / "own", *FVB, "rounds=2", "aggregator=wb"))
     names = ["ga", "ece", "nll", "brier", "std_norm"]
     assert [beside[0][f"{name}@wb"] for name in names] == [own[0][name] for name in names]
     assert beside[1]["nll@wb"] != own[1]["nll"]
 
 
 def test_only_evaluated_rounds(tmp_path: Path) -> None:
-    rows = table(run_in(tmp_path, *FVB, "rounds=5", "eval.every=2", "eval.also_aggregate=[wb]"))
-    assert [row["round"] for row in rows] == ["2", "4", "5"]
+    rows = table(run_in(tmp_path, *FVB, "rounds=3", "eval.every=2", "eval.also_aggregate=[wb]"))
+    assert [row["round"] for row in rows] == ["2", "3"]
     assert all(row["ga@wb"] for row in rows)
 
 
@@ -220,3 +223,28 @@ def test_the_epsilon_reaches_the_runs_nll_and_nothing_else(tmp_path: Path) -> No
 def test_bins_reach_the_runs_ece(tmp_path: Path) -> None:
     few, many = (table(run_in(tmp_path / bins, *FVB, "rounds=1", f"eval.ece_bins={bins}"))[0] for bins in ("15", "100"))
     assert {name for name in few if few[name] != many[name]} == {"ece"}
+
+
+def test_a_rule_that_fails_leaves_empty_cells_and_the_run_alone(tmp_path: Path) -> None:
+    def broken(means: Tensor, variances: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return means[0] * torch.nan, variances[0]
+
+    plain = experiment(*FVB, "rounds=2")
+    method: Any = plain.worker.method
+    beside = replace(plain, alternatives={"broken": replace(method, aggregator=broken)})
+    expected = table(run_in(tmp_path / "plain", experiment_=plain))
+    rows = table(run_in(tmp_path / "beside", experiment_=beside))
+    assert rows[1]["ga@broken"] == rows[1]["nll@broken"] == ""
+    assert [row["ga"] for row in rows] == [row["ga"] for row in expected]
+
+
+def test_server_seconds_do_not_count_the_clients(tmp_path: Path) -> None:
+    run_in(tmp_path, *FVB, "rounds=2", "eval.also_aggregate=[wb]")
+    seconds = [row["server_seconds"] for row in read_table(tmp_path / "timing.csv")]
+    assert all(0 < second < 1 for second in seconds)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["none", "nosuch"])
+def test_wrong_names_are_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"eval.also_aggregate: got '{name}', allowed: aalv, alpha"):
+        resolve("method=fvb", f"eval.also_aggregate=[{name}]")
