@@ -35,3 +35,12 @@ def test_documents_speak_of_keys_and_files_that_exist() -> None:
 
     for column in (*records.METRICS_COLUMNS, *records.CLIENTS_COLUMNS, *records.TIMING_COLUMNS):
         assert f"`{column}`" in metrics, column
+
+
+def test_first_screen_of_the_readme(bfl_run: BflRun) -> None:
+    """The bare command prints what the README shows: the same folder, the same accuracy but for rounding elsewhere."""
+    shown = (ROOT / "README.md").read_text()
+    printed = bfl_run().out
+    assert re.findall(r"done: (\S+)", printed) == re.findall(r"done: (\S+)", shown)
+    accuracies = [float(re.findall(r"global accuracy +([\d.]+)", text)[0]) for text in (printed, shown)]
+    assert abs(accuracies[0] - accuracies[1]) < 0.02  # another processor rounds differently, and training amplifies it
