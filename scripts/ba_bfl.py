@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bfl_p import CROPPED, draw_toy
+from bfl_p import CROPPED, PARTITIONS, draw_toy
 
 from bfl_bench import records, report
 from bfl_bench.report import Config, Row
@@ -33,7 +33,7 @@ FIGURES = {  # quantity: label, factor
 
 def row_of(config: Config) -> Row | None:
     """The row of table 1 that a run belongs to, if any: partition, number of Bayesian layers, rule."""
-    if config["partition.name"] != "dirichlet" or config.get("method.weights") != "size":
+    if PARTITIONS.get(config["partition.name"]) != "Non-IID" or config.get("method.weights") != "size":
         return None
     layers = config.get("model.bayesian_layers")
     if config["method.name"] == "fedavg":
@@ -64,7 +64,8 @@ PAPER = report.Paper(
 
 def copy_partition(arguments: Namespace) -> None:
     """The run's own heat-map: partition.npz has no labels to draw it from."""
-    runs, _ = report.find_runs(arguments.runs, {"partition.name": "dirichlet"} | arguments.where)
+    runs, _ = report.find_runs(arguments.runs, arguments.where)
+    runs = [run for run in runs if PARTITIONS.get(run.config["partition.name"]) == "Non-IID"]
     if not runs:
         raise report.ReportError("no finished run with a Dirichlet partition there; give other --runs")
     run = min(runs, key=lambda run: (run.config["dataset.name"], run.config["seed"], str(run.folder)))

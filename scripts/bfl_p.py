@@ -18,7 +18,7 @@ from bfl_bench.report import Config, Row
 
 Floats = NDArray[np.float64]
 
-PARTITIONS = {"iid": "IID", "dirichlet": "Non-IID"}
+PARTITIONS = {"iid": "IID", "dirichlet": "Non-IID", "niid_bench": "Non-IID"}
 MODELS = {
     ("fedavg", "uniform"): "FED",
     ("fedavg", "size"): "FEDAVG",
@@ -47,8 +47,8 @@ def overrides_of(row: Row, released: bool) -> tuple[list[str], str]:
     partition, model, rule = row
     method, weights = next(key for key, name in MODELS.items() if name == model)
     overrides = [f"method={method}", f"method.weights={weights}"]
-    if partition == "IID":  # the preset's values of the Dirichlet partition have to go
-        overrides += ["partition=iid", *(f"'~partition.{key}'" for key in ("alpha", "min_size", "balance"))]
+    if partition == "IID":
+        overrides.append("partition=iid")
     return overrides, "" if rule == "N/A" else (RULES_RELEASED if released else RULES)[rule]
 
 

@@ -1,11 +1,12 @@
-"""What the runner costs over a bare PyTorch loop that takes the same SGD steps, measured side by side.
+"""What the runner and the Bayesian methods cost, measured side by side.
 
     python scripts/overhead.py [--repeats 7]
 
-Ours is the whole round loop, with records and a checkpoint after every round, on a test set of one example, so that
-evaluation does not count; the accuracy printed was taken on training data afterwards. The bare loop copies the model
-for each client, trains it with torch.optim.SGD on batches indexed out of a tensor (no DataLoader), and averages the
-parameters. The two alternate within one process on one thread; the median of the ratios counts.
+The runner against a bare PyTorch loop that takes the same SGD steps. Ours is the whole round loop, with records and a
+checkpoint after every round, on a test set of one example, so that evaluation does not count; the accuracy printed was
+taken on training data afterwards. The bare loop copies the model for each client, trains it with torch.optim.SGD on
+batches indexed out of a tensor (no DataLoader), and averages the parameters. Then a client's training with `fvb` and
+with `fola` against FedAvg's, on LeNet. Two loops alternate within one process on one thread; the median ratio counts.
 """
 
 import argparse
@@ -13,20 +14,27 @@ import copy
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from bfl_bench.aggregators import rklb
 from bfl_bench.data.dataset import Split
 from bfl_bench.engine import EvalSettings, Sequential, Worker
 from bfl_bench.flat import FlatModel
-from bfl_bench.method import LocalSettings, Task
+from bfl_bench.method import Client, LocalSettings, Method, Task
 from bfl_bench.methods.fedavg import FedAvg
-from bfl_bench.models.networks import mlp
+from bfl_bench.methods.fola import Fola
+from bfl_bench.methods.fvb import Fvb
+from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
+from bfl_bench.models.networks import lenet, mlp
 from bfl_bench.run import Experiment, run
 
+Loop = Callable[[Experiment], nn.Module]
 LR, BATCH_SIZE, ROUNDS = 0.01, 32, 3
 WORKLOADS = {
     "10 of 100 clients, 600 samples, 5 epochs": (100, 10, 600, 5),
@@ -54,17 +62,16 @@ def make_experiment(num_clients: int, cohort: int, samples: int, epochs: int) ->
     return Experiment(worker, Sequential("sequential"), 0, ROUNDS, cohort, 1, {})
 
 
-def run_ours(experiment: Experiment, start: Tensor) -> nn.Module:
+def run_ours(experiment: Experiment) -> nn.Module:
     model = experiment.worker.task.model
-    model.load(start)
     with tempfile.TemporaryDirectory() as folder:
         run(experiment, Path(folder), lambda round_, row: None)
     return model.module  # the evaluation of the last round left the final global model in it
 
 
-def run_bare(experiment: Experiment, start: Tensor) -> nn.Module:
+def run_bare(experiment: Experiment) -> nn.Module:
     worker, epochs = experiment.worker, experiment.worker.task.local.epochs
-    tensors = worker.task.model.layout.to_state_dict(start)
+    tensors = worker.task.model.layout.to_state_dict(worker.task.model.initial)
     model = mlp((1, 28, 28), 10, [200, 200])
     model.load_state_dict(tensors)
     for round_ in range(1, ROUNDS + 1):
@@ -87,6 +94,37 @@ def run_bare(experiment: Experiment, start: Tensor) -> nn.Module:
     return model
 
 
+def make_lenet(gaussian: bool) -> FlatModel:
+    module = lenet((1, 28, 28), 10)
+    if gaussian:
+        module = make_gaussian(module, None, GaussianSettings("auto", "network", -9.0, 0.001, "none", [-8.0, 8.0]))
+    return FlatModel(module, torch.device("cpu"))
+
+
+def train_client(method: Method, model: FlatModel, data: Split) -> None:
+    settings = GaussianSettings("auto", "network", -9.0, 0.001, "none", [-8.0, 8.0])
+    task = Task(model, LocalSettings(1, 64, LR, 0.9, 1e-5, None), 1.0, (len(data),), settings)
+    state = method.init(task, torch.Generator())
+    client = Client(0, data, torch.arange(len(data)), None)
+    method.client_update(task, method.broadcast(task, state), None, client, torch.Generator().manual_seed(0))
+
+
+def compare(loops: Mapping[str, Callable[[], object]], repeats: int) -> list[float]:
+    """Ratios of the first loop's time to the second's; the two alternate, and the first time does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(repeats + 1):
+        for name, loop in loops.items():
+            started = time.perf_counter()
+            loop()
+            seconds[name].append(time.perf_counter() - started)
+    first, second = (times[1:] for times in seconds.values())
+    return [a / b for a, b in zip(first, second, strict=True)]
+
+
+def describe(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.3f} (median of {len(ratios)}, {min(ratios):.3f} to {max(ratios):.3f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
@@ -94,23 +132,27 @@ def main() -> None:
     torch.set_num_threads(1)
     for title, workload in WORKLOADS.items():
         experiment = make_experiment(*workload)
-        start = experiment.worker.task.model.vector.clone()
-        seconds: dict[str, list[float]] = {"ours": [], "bare": []}
-        accuracy = {}
+        models: dict[str, nn.Module] = {}
+
+        def run_one(name: str, loop: Loop, models: dict[str, nn.Module] = models, of: Experiment = experiment) -> None:
+            models[name] = loop(of)
+
+        loops = {name: partial(run_one, name, loop) for name, loop in (("ours", run_ours), ("bare", run_bare))}
+        ratios = compare(loops, repeats)
         x, y = experiment.worker.train.x[:5000], experiment.worker.train.y[:5000]
-        for repeat in range(repeats + 1):
-            for name, loop in (("ours", run_ours), ("bare", run_bare)):
-                started = time.perf_counter()
-                model = loop(experiment, start)
-                if repeat > 0:  # the first time warms up
-                    seconds[name].append(time.perf_counter() - started)
-                with torch.inference_mode():
-                    accuracy[name] = float((model(x).argmax(1) == y).float().mean())
-        ratios = [ours / bare for ours, bare in zip(seconds["ours"], seconds["bare"], strict=True)]
-        print(
-            f"{title}: ours / bare = {statistics.median(ratios):.3f} (median of {repeats}, "
-            f"{min(ratios):.3f} to {max(ratios):.3f}); accuracy {accuracy['ours']:.3f} and {accuracy['bare']:.3f}"
-        )
+        with torch.inference_mode():
+            accuracies = [f"{(model(x).argmax(1) == y).float().mean():.3f}" for model in models.values()]
+        print(f"{title}: ours / bare = {describe(ratios)}; accuracy {' and '.join(accuracies)}")
+
+    torch.manual_seed(0)
+    data = Split(torch.rand(1280, 1, 28, 28), torch.randint(0, 10, (1280,)))
+    fvb = Fvb("fvb", rklb, "size", 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
+    fola = Fola("fola", None, "size", True, 1.0, True, "batch_gradient", "online", True, True, 0.0, 1e-5)
+    fedavg = FedAvg("fedavg", "size")
+    point, gaussian = make_lenet(False), make_lenet(True)
+    for name, method, model in (("fvb", fvb, gaussian), ("fola", fola, point)):
+        loops = {name: partial(train_client, method, model, data), "fedavg": partial(train_client, fedavg, point, data)}
+        print(f"LeNet, 20 steps of 64: {name} / fedavg = {describe(compare(loops, repeats))}")
 
 
 if __name__ == "__main__":

@@ -631,7 +631,7 @@ def test_presets(name: str, epochs: int, layers: int | str, released: bool) -> N
     assert config["local"] == BFL_P_LOCAL | {"epochs": epochs}
     partition = config["partition"]
     assert (partition["name"], partition["alpha"], partition["min_size"], partition["balance"], partition["rng"]) == (
-        "dirichlet", 0.5, 10, True, "numpy_legacy"
+        "niid_bench", 0.5, 10, True, "numpy_legacy"
     )  # fmt: skip
     assert config["model"] == {
         "_target_": "bfl_bench.models.networks.lenet",
