@@ -5,10 +5,12 @@ from typing import Literal
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, jacrev, vmap
 
+from bfl_bench.errors import ConfigError
 from bfl_bench.flat import FlatModel
 from bfl_bench.method import Client, Task
+from bfl_bench.posterior import project
 
 Fisher = Literal["batch_gradient", "per_sample"]
 """Squares of the gradients of minibatch means, or of single examples (the diagonal of the empirical Fisher)."""
@@ -49,3 +51,64 @@ def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Gener
             gradient = model.backward(F.cross_entropy(model(x), y))
             total.addcmul_(gradient, gradient, value=len(y) / len(client))
     return total
+
+
+LARGEST_DENSE = 3000  # parameters of a network whose Hessian is computed by automatic differentiation
+
+
+def mean_hessian(task: Task, vector: Tensor, client: Client, rng: torch.Generator) -> tuple[Tensor, int]:
+    """Hessian of the client's mean cross-entropy at `vector`, (P, P), and how many of its eigenvalues were repaired.
+
+    In closed form for a single linear layer, where it is the generalised Gauss-Newton matrix: block by block for pairs
+    of classes. By automatic differentiation for other networks, if they are small; there it can have negative
+    eigenvalues, which a precision cannot, and these are set to zero.
+    """
+    model = task.model
+    model.load(vector)
+    model.module.eval()
+    x, y = client.gather(torch.arange(len(client), device=vector.device), rng)
+    if _is_one_linear_layer(model, x):
+        with torch.no_grad():
+            return _softmax_hessian(x.flatten(1), model(x).softmax(1)), 0
+    size = model.layout.num_trainable
+    if size > LARGEST_DENSE:
+        raise ConfigError("method.structure", "full or eigenvalue", f"diagonal for a network of {size} parameters")
+
+    def loss(parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        named = {entry.name: entry.view(parameters) for entry in model.layout.entries if entry.stop <= size}
+        return F.cross_entropy(functional_call(model.module, named, (inputs,)), labels)
+
+    total = torch.zeros(size, size, device=vector.device)
+    for part_x, part_y in zip(torch.split(x, 64), torch.split(y, 64), strict=True):
+        part = jacrev(grad(loss))(vector[:size], part_x, part_y)
+        total.add_(part, alpha=len(part_y) / len(y))
+    return project(total)
+
+
+def _is_one_linear_layer(model: FlatModel, x: Tensor) -> bool:
+    """Whether the network is a linear layer with bias on flattened inputs and nothing else: it is tried out."""
+    tensors = list(model.module.parameters())
+    if [tensor.dim() for tensor in tensors] != [2, 1] or x[0].numel() != tensors[0].shape[1]:
+        return False
+    with torch.no_grad():
+        return torch.allclose(model(x[:8]), F.linear(x[:8].flatten(1), *tensors))
+
+
+def _softmax_hessian(x: Tensor, probabilities: Tensor) -> Tensor:
+    """Mean over examples of (diag(p) - p p^T) kron [x 1][x 1]^T, in the order [weights row by row | biases], (P, P)."""
+    (num_examples, num_features), num_classes = x.shape, probabilities.shape[1]
+    inputs = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+    hessian = torch.zeros(num_classes * (num_features + 1), num_classes * (num_features + 1), device=x.device)
+    biases = num_classes * num_features
+    for row in range(num_classes):
+        for column in range(row + 1):
+            curvature = probabilities[:, row] * (float(row == column) - probabilities[:, column])
+            block = inputs.T @ (inputs * (curvature / num_examples)[:, None])  # (features + 1, features + 1)
+            rows = slice(row * num_features, (row + 1) * num_features)
+            columns = slice(column * num_features, (column + 1) * num_features)
+            hessian[rows, columns] = block[:-1, :-1]
+            hessian[columns, rows] = block[:-1, :-1].T
+            hessian[rows, biases + column] = hessian[biases + column, rows] = block[:-1, -1]
+            hessian[columns, biases + row] = hessian[biases + row, columns] = block[:-1, -1]
+            hessian[biases + row, biases + column] = hessian[biases + column, biases + row] = block[-1, -1]
+    return hessian

@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parent.parent / "bfl_bench"
 LAYERS = [  # from the bottom
     {"errors"},
     {"checks", "rng", "flat", "records"},
-    {"metrics", "aggregators", "show", "report"},
+    {"metrics", "aggregators", "posterior", "show", "report"},
     {"data", "models"},
     {"method"},
     {"local", "curvature"},

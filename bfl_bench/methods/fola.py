@@ -2,9 +2,10 @@
 
 Liu, Zheng, Chen, Qi, Huang, Shao: "A Bayesian Federated Learning Framework with Online Laplace Approximation", IEEE
 TPAMI 2023, Algorithm 1. What the box calls Sigma is a precision here, as its use shows. The server keeps a mean and a
-diagonal precision; a client trains from the mean, pulled to it with strength `prior_weight` times the precision (eqs.
+precision; a client trains from the mean, pulled to it with strength `prior_weight` times the precision (eqs.
 15-16), adds up squared gradients on its way (eq. 22), and returns its mean and precision (eq. 24), which the server
-multiplies (eq. 12).
+multiplies (eq. 12). For small networks (Sec. IV-E) the precision can also be the full Hessian, or its eigenvalues in
+ascending order on a diagonal, "e-full" in the paper; both are taken at the end of local training.
 
 Deviations: eq. 25 adds gamma to the server's precision, eq. 24 would scale it away; here so much of gamma enters at
 each aggregation that the server's precision always holds it once. In the first round the prior is N(0, 1/gamma). Where
@@ -20,10 +21,11 @@ from torch import Tensor
 
 from bfl_bench.aggregators import Rule, WeightedMean, combine, step_towards
 from bfl_bench.checks import AtLeast
-from bfl_bench.curvature import Fisher, diagonal_fisher, mean_squared_gradient
+from bfl_bench.curvature import Fisher, diagonal_fisher, mean_hessian, mean_squared_gradient
 from bfl_bench.errors import ConfigError
 from bfl_bench.local import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
+from bfl_bench.posterior import diagonal, multiply, shift, solve
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Fola:
     prior_loss: bool
     prior_weight: Annotated[float, AtLeast(0)]
     prior_gradient: bool
+    structure: Literal["diagonal", "full", "eigenvalue"]
     fisher: Fisher
     evaluation: Literal["online", "offline"]
     average_steps: bool
@@ -44,10 +47,14 @@ class Fola:
     def __post_init__(self) -> None:
         if self.aggregator is not None and self.gamma == 0:
             raise ConfigError("gamma", self.gamma, "a number above 0 with this aggregator, which needs variances")
+        if self.aggregator is not None and self.structure == "full":
+            raise ConfigError("structure", self.structure, "diagonal or eigenvalue with an aggregator other than none")
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         precision = torch.full_like(task.model.gradient, self.gamma)
-        return {"params": task.model.initial.clone(), "precision": precision, "round": torch.zeros_like(precision[0])}
+        if self.structure == "full":
+            precision = precision.diag()
+        return {"params": task.model.initial.clone(), "precision": precision, "round": precision.new_zeros(())}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
         return None
@@ -66,30 +73,28 @@ class Fola:
         strength = self.prior_weight if self.round_scaling else self.prior_weight / round_
         pulled = self.prior_loss and self.prior_gradient and strength > 0
         online = self.evaluation == "online"
+        on_the_way = online and self.structure == "diagonal"
         passes = task.local.epochs if self.average_steps else 1
-        fisher = torch.zeros_like(prior_precision)
+        fisher = torch.zeros_like(task.model.gradient)
 
         def accumulate_and_pull(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             share = len(y) / (len(client) * passes)
-            if online and self.fisher == "batch_gradient":
+            if on_the_way and self.fisher == "batch_gradient":
                 fisher.addcmul_(gradient, gradient, value=share)
-            elif online:
+            elif on_the_way:
                 fisher.add_(mean_squared_gradient(task.model, x, y), alpha=share)
             if pulled:
-                gradient.addcmul_(parameters - prior_mean, prior_precision, value=strength)
+                gradient.add_(multiply(prior_precision, parameters - prior_mean), alpha=strength)
 
         trained = train_sgd(task, broadcast["params"], client, rng, adjust=accumulate_and_pull)
-        if online:
-            earlier = (round_ - 1) / round_ if self.round_scaling else 1.0
-            precision = fisher / (round_ if self.round_scaling else 1) + earlier * prior_precision
-            if round_ == 1:
-                precision = fisher  # gamma is the server's to add
-        else:
-            precision = diagonal_fisher(task, trained.vector, client, rng, self.fisher)
-        metrics = dict(trained.metrics)
+        precision, num_repaired = (fisher, 0) if on_the_way else self._curvature_at(trained.vector, task, client, rng)
+        if online and round_ > 1:  # in the first round the prior's precision is gamma, which is the server's to add
+            scale = round_ if self.round_scaling else 1.0
+            precision = precision / scale + ((round_ - 1) / round_ if self.round_scaling else 1.0) * prior_precision
+        metrics = {**trained.metrics, "repaired": float(num_repaired)}
         if self.prior_loss:
             moved = trained.vector[: len(prior_precision)] - prior_mean
-            metrics["prior_loss"] = 0.5 * strength * (prior_precision * moved.square()).sum().item()
+            metrics["prior_loss"] = 0.5 * strength * (moved @ multiply(prior_precision, moved)).item()
         message = {"params": trained.vector, "precision": precision}
         return Update(message=message, local={"params": trained.vector}, metrics=metrics)
 
@@ -105,16 +110,14 @@ class Fola:
             weights.append(task.weight(self.weights, client_id))
             points.add(message["params"], weights[-1])
             precisions.add(precision, weights[-1])
-            products.add(precision * mean, weights[-1])
+            products.add(multiply(precision, mean), weights[-1])
             if self.aggregator is not None:
                 means.append(message["params"][:size])
                 variances.append(1 / (message["precision"] + self.gamma))
         aggregated = points.result()
         if self.aggregator is None:
-            precision = precisions.result() + self.gamma * self._share_of_gamma(round_)
-            denominator = precision + self.eps
-            product = products.result() / denominator
-            aggregated[:size] = torch.where(denominator > 0, product, aggregated[:size])
+            precision = shift(precisions.result(), self.gamma * self._share_of_gamma(round_))
+            aggregated[:size] = solve(shift(precision, self.eps), products.result(), fallback=aggregated[:size])
         else:
             aggregated[:size], variance = combine(self.aggregator, means, variances, weights, rng)
             precision = 1 / variance
@@ -123,10 +126,17 @@ class Fola:
             "precision": precision.to(state["precision"].dtype),
             "round": state["round"] + 1,
         }
-        return new, {"precision_zero": (precision == 0).double().mean().item()}
+        return new, {"precision_zero": (diagonal(precision) == 0).double().mean().item()}
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         yield model["params"]
+
+    def _curvature_at(self, vector: Tensor, task: Task, client: Client, rng: torch.Generator) -> tuple[Tensor, int]:
+        """The curvature of the client's loss at `vector`, in this method's structure, and how much was repaired."""
+        if self.structure == "diagonal":
+            return diagonal_fisher(task, vector, client, rng, self.fisher), 0
+        hessian, num_repaired = mean_hessian(task, vector, client, rng)
+        return hessian if self.structure == "full" else torch.linalg.eigvalsh(hessian).clamp(min=0), num_repaired
 
     def _share_of_gamma(self, round_: float) -> float:
         """How much of gamma the clients' precisions lack; they carry on what the server's held in the last round."""

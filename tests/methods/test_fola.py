@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bfl_bench.aggregators import eaa, rklb
-from bfl_bench.curvature import diagonal_fisher
+from bfl_bench.curvature import diagonal_fisher, mean_hessian
 from bfl_bench.errors import ConfigError
 from bfl_bench.local import minibatches
 from bfl_bench.method import Task, Tensors
@@ -26,6 +26,7 @@ def method(**changes: Any) -> Fola:
         prior_loss=True,
         prior_weight=3.0,
         prior_gradient=True,
+        structure="diagonal",
         fisher="batch_gradient",
         evaluation="online",
         average_steps=True,
@@ -213,3 +214,73 @@ def test_prior_of_the_first_round_lies_at_zero() -> None:
     x, y = client.gather(torch.arange(len(client)), generator())
     gradient = task.model.backward(cross_entropy(task.model(x), y)) + 3.0 * 0.2 * state["params"]
     torch.testing.assert_close(update.message["params"], state["params"] - task.local.lr * gradient)
+
+
+def test_full_precisions_give_the_pooled_ridge_mean_for_any_design() -> None:
+    size, gamma = 6, 0.05
+    task = make_task(torch.nn.Linear(size - 1, 1), sizes=(20, 33, 11))
+    draw = generator(1)
+    designs = [torch.randn(num, size, generator=draw, dtype=torch.float64) for num in task.sizes]
+    targets = [torch.randn(len(x), generator=draw, dtype=torch.float64) + x.sum(1) for x in designs]
+    replies = [
+        (id_, {"params": torch.linalg.lstsq(x, y[:, None]).solution[:, 0], "precision": x.T @ x / len(x)})
+        for id_, (x, y) in enumerate(zip(designs, targets, strict=True))
+    ]
+    fola = method(structure="full", gamma=gamma, eps=0.0)
+    state = fola.init(task, generator())
+    assert torch.equal(state["precision"], gamma * torch.eye(size))
+    new, _ = fola.server_update(task, state, replies, generator())
+    x, y = torch.cat(designs), torch.cat(targets)
+    pooled = x.T @ x + len(x) * gamma * torch.eye(size, dtype=torch.float64)
+    # the state is float32
+    torch.testing.assert_close(new["params"].double(), torch.linalg.solve(pooled, x.T @ y), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(new["precision"].double(), pooled / len(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("structure", ["full", "eigenvalue"])
+def test_full_and_eigenvalue_are_alike_online_and_offline_in_the_first_round_only(structure: Any) -> None:
+    task, clients = make_task(), make_clients()
+    states = {}
+    for evaluation in ("online", "offline"):
+        fola = method(structure=structure, evaluation=evaluation)
+        first = run_round(fola, task, fola.init(task, generator()), clients)
+        states[evaluation] = first, run_round(fola, task, first, clients)
+    for key in ("params", "precision"):
+        assert torch.equal(states["online"][0][key], states["offline"][0][key])
+    assert not torch.allclose(states["online"][1]["precision"], states["offline"][1]["precision"], atol=1e-4)
+
+
+def test_structures_are_the_hessian_and_its_eigenvalues() -> None:
+    task, client = make_task(), make_clients()[1]
+    messages = {}
+    for structure in ("full", "eigenvalue"):
+        fola = method(structure=structure)
+        state = fola.init(task, generator())
+        messages[structure] = fola.client_update(task, state, None, client, generator()).message
+    assert torch.equal(messages["full"]["params"], messages["eigenvalue"]["params"])
+    hessian, _ = mean_hessian(task, messages["full"]["params"], client, generator())
+    torch.testing.assert_close(messages["full"]["precision"], hessian)
+    values = torch.linalg.eigvalsh(hessian).clamp(min=0)
+    torch.testing.assert_close(messages["eigenvalue"]["precision"], values)
+    assert (values.diff() >= 0).all()
+
+
+def test_a_full_prior_pulls_along_its_correlations() -> None:
+    """One full-batch step against autograd of the loss + lambda/2 (w - mu)^T P (w - mu)."""
+    task = make_task(epochs=2, batch_size=100)
+    client, size = make_clients()[0], len(task.model.gradient)
+    root = torch.randn(size, size, generator=generator(2)) * 0.1
+    state = {"params": random_start(task), "precision": root @ root.T, "round": torch.tensor(1.0)}
+    update = method(structure="full").client_update(task, state, None, client, generator())
+    weights = state["params"].clone()
+    x, y = client.gather(torch.arange(len(client)), generator())
+    for _ in range(2):
+        task.model.load(weights)
+        gradient = task.model.backward(cross_entropy(task.model(x), y))
+        weights = weights - task.local.lr * (gradient + 3.0 * state["precision"] @ (weights - state["params"]))
+    torch.testing.assert_close(update.message["params"], weights, rtol=1e-4, atol=1e-5)
+
+
+def test_rules_cannot_combine_full_precisions() -> None:
+    with pytest.raises(ConfigError, match="structure: got 'full'"):
+        method(structure="full", aggregator=rklb)

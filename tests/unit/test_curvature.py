@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bfl_bench.curvature import diagonal_fisher, mean_squared_gradient
+from bfl_bench.curvature import diagonal_fisher, mean_hessian, mean_squared_gradient
+from bfl_bench.errors import ConfigError
 from bfl_bench.local import full_gradient
 from tests.federation import generator, make_clients, make_task, random_start
 
@@ -57,3 +58,33 @@ def test_full_gradient_is_that_of_the_whole_data(monkeypatch: pytest.MonkeyPatch
     x, y = client.gather(torch.arange(12), generator())
     expected = task.model.backward(cross_entropy(task.model(x), y))
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "mlp", "convolution"])
+def test_hessian_equals_autograds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"softmax": nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), "convolution": convolutional()}
+    task = make_task(modules.get(kind) or nn.Sequential(nn.Flatten(), nn.Linear(24, 4), nn.Tanh(), nn.Linear(4, 3)))
+    client, start = make_clients((70, 5), shape=(2, 3, 4))[0], random_start(task)
+    if kind == "softmax":  # the closed form, and no other
+        monkeypatch.setattr("bfl_bench.curvature.LARGEST_DENSE", 0)
+    ours, num_repaired = mean_hessian(task, start, client, generator())
+    x, y = client.gather(torch.arange(70), generator())
+    layout = task.model.layout
+
+    def loss(vector: Tensor) -> Tensor:
+        tensors = {entry.name: entry.view(vector) for entry in layout.entries}
+        return cross_entropy(torch.func.functional_call(task.model.module, tensors, (x,)), y)
+
+    expected = torch.autograd.functional.hessian(loss, start)  # type: ignore[no-untyped-call]
+    values, vectors = torch.linalg.eigh(expected)
+    assert num_repaired == (0 if kind == "softmax" else pytest.approx((values < 0).sum().item(), abs=3))  # near zero
+    expected = (vectors * values.clamp(min=0)) @ vectors.T
+    torch.testing.assert_close(ours, expected, rtol=1e-3, atol=2e-5)  # float32 sums over 70 examples
+    assert expected.abs().max() > 0.05
+
+
+def test_a_large_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bfl_bench.curvature.LARGEST_DENSE", 10)
+    task = make_task()
+    with pytest.raises(ConfigError, match=r"method\.structure"):
+        mean_hessian(task, random_start(task), make_clients()[0], generator())
