@@ -13,14 +13,24 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_skeletons_of_the_design_document_run(bfl_run: BflRun, tmp_path: Path) -> None:
-    for text in blocks("docs/design.md", "python") + blocks("docs/design.md", "yaml"):
-        path = tmp_path / text.splitlines()[0].removeprefix("# ")
+def run_example(document: str, bfl_run: BflRun, folder: Path) -> None:
+    """Write the files that a document shows, each named by its first line, and run its command."""
+    for text in blocks(document, "python") + blocks(document, "yaml"):
+        path = folder / text.splitlines()[0].removeprefix("# ")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    (command,) = blocks("docs/design.md", "bash")
+    (command,) = blocks(document, "bash")
     result = bfl_run(*shlex.split(command)[1:])
     assert result.code == 0, result.err
+
+
+def test_example_of_the_readme_runs(bfl_run: BflRun, tmp_path: Path) -> None:
+    run_example("README.md", bfl_run, tmp_path)
+    assert list((tmp_path / "outputs").glob("digits_dirichlet-0.1_noisy_seed0_*/metrics.csv"))
+
+
+def test_skeletons_of_the_design_document_run(bfl_run: BflRun, tmp_path: Path) -> None:
+    run_example("docs/design.md", bfl_run, tmp_path)
     (metrics,) = (tmp_path / "outputs").glob("stripes_*_deltas_*/metrics.csv")
     header, *_, last = metrics.read_text().splitlines()
     assert dict(zip(header.split(","), last.split(","), strict=True))["turns"] == "3.0"
