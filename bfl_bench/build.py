@@ -6,6 +6,7 @@ A group's node names its callable with `_target_`; the other keys are its argume
 import functools
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import torch
 from torch import nn
 
-from bfl_bench.checks import Above, AtLeast, check_arguments, check_value
+from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.dataset import Dataset, DatasetConfig, Split
 from bfl_bench.data.partition import Partition, PartitionConfig
 from bfl_bench.data.sources import default_data_dir
@@ -38,7 +39,7 @@ class Settings:
     num_clients: Annotated[int, AtLeast(1)]
     participation: Annotated[float, Above(0)]
     device: Literal["auto", "cpu", "cuda"]
-    threads: Annotated[int, AtLeast(1)]
+    threads: Annotated[int, Between(1, 256)]
     data_dir: str | None
     out: str
     force: bool
@@ -86,6 +87,10 @@ def plan(config: Mapping[str, Any]) -> Plan:
     for key in (*GROUPS, *sections):
         if not isinstance(config.get(key), dict):
             raise ConfigError(key, config.get(key), "a group of keys, as in conf/")
+    for group in GROUPS:
+        name = config[group].get("name")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+            raise ConfigError(f"{group}.name", name, "letters, digits, dots, dashes and underscores, for the folder")
     top = {key: value for key, value in config.items() if key not in GROUPS and key not in sections}
     settings = Settings(**check_arguments(Settings, top, also=(*GROUPS, *sections)))
     if settings.participation > 1 and settings.participation != int(settings.participation):
@@ -189,7 +194,10 @@ def _make_module(plan: Plan, dataset: Dataset) -> nn.Module:
     """The network, with the Gaussian layers that the method and `model.bayesian_layers` ask for."""
     layers = plan.gaussian.bayesian_layers if plan.gaussian else 0
     with seeded_globally(derive_seed(plan.settings.seed, "model"), plan.device):
-        module = plan.make_model(dataset.input_shape, dataset.num_classes)
+        try:
+            module = plan.make_model(dataset.input_shape, dataset.num_classes)
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
+            raise ConfigError("model", "a network that cannot be made", f"one that can ({error})") from None
         if plan.gaussian is None or layers == 0 or not _has_gaussian_layers(plan.method):
             return module
         if layers == "auto":

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
+from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
-from bfl_bench.records import read_json, write_json
+from bfl_bench.records import read_json, write_bytes, write_json
 
 _MANIFEST = "manifest.json"
 
@@ -69,12 +71,18 @@ class CheckpointFolder:
                 path.unlink()
         return Checkpoint(
             round=manifest["round"],
-            state=load_file(self._path / manifest["server"], device=str(device)),
-            memories={c: load_file(self._path / name, device=str(device)) for c, name in self._clients.items()},
+            state=self._read(manifest["server"], device),
+            memories={client: self._read(name, device) for client, name in self._clients.items()},
             notes=manifest["notes"],
         )
+
+    def _read(self, name: str, device: torch.device) -> Tensors:
+        try:
+            return load_file(self._path / name, device=str(device))
+        except (SafetensorError, FileNotFoundError) as error:
+            raise RunError(f"{self._path / name} is damaged ({error}); start over with force=true") from None
 
     def _write(self, name: str, tensors: Tensors) -> None:
         # Clones, because safetensors refuses two names for one tensor, and views that are not contiguous.
         copies = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
-        save_file(copies, self._path / name)
+        write_bytes(self._path / name, save(copies))

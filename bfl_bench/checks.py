@@ -109,7 +109,7 @@ def check_arguments(
 def unknown_key(name: str, keys: Sequence[str]) -> str:
     close = get_close_matches(name, keys, 1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"no such key; the keys are {', '.join(keys) or 'none'}{hint}"
+    return f"no such key; the keys are {', '.join(keys)}{hint}" if keys else "no such key"
 
 
 def check_value(key: str, value: Any, annotation: Any) -> None:

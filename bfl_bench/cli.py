@@ -6,42 +6,18 @@ sweep, in this process or in another. `main` turns outcomes, and Hydra's own com
 """
 
 import os
-import re
 import signal
 import sys
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bfl_bench.checks import unknown_key
-from bfl_bench.errors import BflError, ConfigError
+from bfl_bench.errors import BflError, ConfigError, RunError
+from bfl_bench.outcome import GROUPS, STATUSES, Outcome, config_folder, outcome_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from bfl_bench.build import Plan
-
-_PACKAGE = Path(__file__).parent
-GROUPS = ("method", "aggregator", "dataset", "partition", "model", "engine", "experiment")
-
-
-def config_folder() -> Path:
-    """conf/ lies inside the package in a wheel, and beside it in a checkout."""
-    return next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
-
-
-STATUSES = ("done", "skipped", "dry run", "diverged", "failed")  # skipped: it had finished earlier
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended: one of STATUSES, and a sentence where there is something to say."""
-
-    status: str
-    message: str = ""
-    exit_code: int = 0
 
 
 class SweepError(BflError):
@@ -64,6 +40,8 @@ def _run_hydra() -> int:
     import hydra
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to us instead of printing them
+    sys.argv[1:] = _arrange(sys.argv[1:])
+    sweep = bool({"-m", "--multirun"} & set(sys.argv[1:]))
     sys.path.append(str(Path.cwd()))  # so that `_target_` finds a user's own module in the working directory
     signal.signal(signal.SIGTERM, _interrupt)
     outcomes: list[Outcome] = []
@@ -75,18 +53,51 @@ def _run_hydra() -> int:
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(job)()
-        sweep = any(argument in ("-m", "--multirun") for argument in sys.argv[1:])
         last = Outcome("done") if sweep or not outcomes else outcomes[-1]
     except KeyboardInterrupt:
         print("\nbfl-run: interrupted; the same command continues", file=sys.stderr)
         return 130
     except SweepError as error:
         return error.exit_code
+    except ValueError as error:  # Hydra raises it for overrides that it cannot read
+        last = Outcome("failed", " ".join(str(error).split()), 2)
     except Exception as error:
         last = outcome_of(error, sys.argv[1:])
     if last.exit_code:
-        print(f"bfl-run: {last.message}", file=sys.stderr)
+        print(f"{last.traceback}bfl-run: {last.message}", file=sys.stderr)
     return last.exit_code
+
+
+def _arrange(arguments: list[str]) -> list[str]:
+    """The arguments as Hydra can take them: options first and, in a sweep, `method.mu=1` as `method.mu=choice(1)`.
+
+    Hydra applies what is not swept to the config of the sweep as a whole, where a key that only some of the swept
+    methods have does not exist; what is swept it applies to the points.
+    """
+    options: list[str] = []
+    overrides: list[str] = []
+    after_option = False  # where a word without = is the option's value
+    for argument in arguments:
+        is_option = argument.startswith("-")
+        (options if is_option or (after_option and "=" not in argument) else overrides).append(argument)
+        after_option = is_option
+    if {"-m", "--multirun"} & set(options):
+        overrides = [_defer(override) for override in overrides]
+    return options + overrides
+
+
+def _defer(override: str) -> str:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    key, _, value = override.partition("=")
+    if not value or "." not in key or key.lstrip("+").split(".")[0] not in GROUPS:
+        return override
+    try:
+        swept = OverridesParser.create().parse_override(override).is_sweep_override()
+    except OverrideParseException:
+        return override  # Hydra will say what is wrong with it
+    return override if swept else f"{key}=choice({value})"
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -97,7 +108,7 @@ def run_job(config: "DictConfig") -> Outcome:
     """One run: a point of a sweep, or the only one."""
     try:
         return _run(config)
-    except (BflError, OSError) as error:
+    except Exception as error:
         return outcome_of(error)
 
 
@@ -116,6 +127,8 @@ def _run(config: "DictConfig") -> Outcome:
     if not plan.settings.force and not plan.settings.dry_run:
         summary = records.finished_summary(folder, resolved)
         if summary is not None:
+            if not (folder / records.CURVES_FIGURE).exists():  # killed between the last round and the figure
+                show.draw_curves(folder)
             show.print_summary(summary, folder, brief=sweep, note="finished earlier; force=true runs it again")
             return _outcome_of_summary(summary, skipped=True)
     experiment, dataset, partition = build.load(plan)
@@ -161,11 +174,15 @@ def _describe_run(folder: Path, plan: "Plan", dataset: Any, partition: Any) -> N
     from bfl_bench import records, show
     from bfl_bench.environment import describe_environment
 
+    digest = partition.digest()
+    earlier = records.read_json(folder / records.ENVIRONMENT)
+    if earlier is not None and earlier["partition_sha256"] != digest:
+        raise RunError(f"{folder} was begun on another split of the data; start over with force=true")
     partition.save(folder / records.PARTITION)
     counts = partition.label_counts(dataset.train.y.numpy(), dataset.num_classes)
     show.draw_partition(counts, folder)
     environment = describe_environment(plan.device, plan.settings.threads)
-    records.write_json(folder / records.ENVIRONMENT, {**environment, "partition_sha256": partition.digest()})
+    records.write_json(folder / records.ENVIRONMENT, {**environment, "partition_sha256": digest})
 
 
 def _outcome_of_summary(summary: dict[str, Any], skipped: bool = False) -> Outcome:
@@ -174,53 +191,15 @@ def _outcome_of_summary(summary: dict[str, Any], skipped: bool = False) -> Outco
     return Outcome("skipped" if skipped else "done")
 
 
-def outcome_of(error: BaseException, overrides: Sequence[str] = ()) -> Outcome:
-    """An error as one sentence and an exit code; an unforeseen one keeps its traceback."""
-    if isinstance(error, BflError):
-        return Outcome("failed", str(error), error.exit_code)
-    if type(error).__module__.startswith(("hydra.", "omegaconf.")):
-        return Outcome("failed", _translate(error, overrides), 2)
-    if isinstance(error, OSError):
-        where = f" {error.filename}" if error.filename else ""
-        return Outcome("failed", f"cannot read or write{where}: {error.strerror or error}; earlier files are intact", 1)
-    trace = "".join(traceback.format_exception(error))
-    return Outcome("failed", f"unforeseen error, please report it:\n{trace}", 1)
-
-
-def _translate(error: BaseException, overrides: Sequence[str]) -> str:
-    """Hydra's and OmegaConf's complaints in our form: key, what was given, what is allowed."""
-    text = str(error).split("Config search path")[0]
-    if match := re.search(r"Could not find '([\w/]+)/([^']*)'\s+Available options in '[^']*':\s*(.*)", text, re.DOTALL):
-        group, given, options = match.groups()
-        return str(ConfigError(group, given, ", ".join(options.split())))
-    if match := re.search(r"Could not override '([^']+)'", text):
-        given = next((value for key, _, value in (o.partition("=") for o in overrides) if key == match[1]), "")
-        return str(
-            ConfigError(match[1], given, unknown_key(match[1].split(".")[-1], _keys_beside(match[1], overrides)))
-        )
-    if match := re.search(r"Missing mandatory value: (\S+)", text):
-        return str(ConfigError(match[1], None, "a value; the key has no default"))
-    return " ".join(f"{text} {error.__cause__ or ''}".split())
-
-
-def _keys_beside(key: str, overrides: Sequence[str]) -> list[str]:
-    """The keys that stand where `key` does not, under the groups that the other overrides choose."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    choices = [override for override in overrides if override.partition("=")[0] in GROUPS]
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        node = OmegaConf.select(compose("config", choices), key.rpartition(".")[0]) if "." in key else compose("config")
-    return [str(name) for name in node] if OmegaConf.is_dict(node) else []
-
-
 def finish_sweep(points: list[tuple[str, Outcome]]) -> list[Outcome]:
     """Say how the points ended; a diverged one is a result, a failed one is not."""
+    if not points:
+        raise ConfigError("-m", "no points", "values that make at least one")
     ended = [outcome.status for _, outcome in points]
     counts = {status: ended.count(status) for status in STATUSES if status in ended}
     for overrides, outcome in points:
         if outcome.status in ("failed", "diverged"):
-            print(f"bfl-run: {overrides}: {outcome.message}", file=sys.stderr)
+            print(f"{outcome.traceback}bfl-run: {overrides}: {outcome.message}", file=sys.stderr)
     print(f"Sweep of {len(points)}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     if "failed" in counts:
         raise SweepError(f"{counts['failed']} of {len(points)} points failed")

@@ -9,8 +9,8 @@ from bfl_bench.data.sources import SOURCES, default_data_dir
 from bfl_bench.errors import BflError, ConfigError
 
 EMBEDDED = {
-    "digits": ("handwritten digits, 1,797 grey images of 8 x 8", "BSD 3-Clause, as part of scikit-learn"),
-    "synthetic": ("drawn anew from the seed of each run", "none needed"),
+    "digits": ("handwritten digits, 1,797 grey images of 8 x 8", "CC BY 4.0 (UCI), shipped with scikit-learn"),
+    "synthetic": ("Gaussian classes of any size, drawn from dataset.data_seed", "none needed"),
 }
 INTERRUPTED = 130  # what shells report for a command stopped by Ctrl-C
 

@@ -52,7 +52,7 @@ TIMING_COLUMNS = ("round", "client_seconds", "server_seconds", "evaluation_secon
 CLIENTS_COLUMNS = ("round", "client", "size", "accuracy", "nll", "ece")
 
 # Keys that cannot change a result: they stay out of a run's identity.
-WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra")
+WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra", "schema_version")
 
 Cell = int | float | None
 
@@ -67,7 +67,7 @@ def _normalise(value: Any) -> Any:
         return {key: _normalise(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_normalise(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
 
 
 def folder_name(config: Mapping[str, Any]) -> str:
@@ -185,7 +185,7 @@ def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
-    write_text(folder / CONFIG, yaml.safe_dump(dict(config), sort_keys=False))
+    write_text(folder / CONFIG, yaml.safe_dump({"schema_version": SCHEMA_VERSION, **config}, sort_keys=False))
 
 
 @contextmanager

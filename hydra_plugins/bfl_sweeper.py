@@ -16,7 +16,8 @@ class BflSweeper(BasicSweeper):
         super().__init__(max_batch_size, params)
 
     def sweep(self, arguments: list[str]) -> Any:
-        from bfl_bench.cli import Outcome, finish_sweep, outcome_of
+        from bfl_bench.cli import finish_sweep
+        from bfl_bench.outcome import Outcome, outcome_of
 
         assert self.config is not None
         assert self.launcher is not None
@@ -41,6 +42,6 @@ class BflSweeper(BasicSweeper):
 
 def _outcome(job: JobReturn) -> Any:
     """What a job returned; a job that raised instead met something that bfl-bench did not foresee."""
-    from bfl_bench.cli import outcome_of
+    from bfl_bench.outcome import outcome_of
 
     return job.return_value if job.status == JobStatus.COMPLETED else outcome_of(job._return_value)

@@ -220,3 +220,80 @@ def test_config_yaml_reruns_the_run(bfl_run: BflRun, tmp_path: Path) -> None:
     stored = yaml.safe_load((only_folder(tmp_path / "outputs") / "config.yaml").read_text())
     assert stored["dataset"]["train_samples"] == 120
     assert records.folder_name(stored) == only_folder(tmp_path / "outputs").name
+
+
+def test_a_key_that_only_some_points_have(bfl_run: BflRun, tmp_path: Path) -> None:
+    """FedAvg has no mu: that point does not compose, the other runs."""
+    result = bfl_run("-m", *SMALL, "method=fedavg,fedprox", "method.mu=0.1")
+    assert result.code == 1
+    assert "Sweep of 2: 1 done, 1 failed" in result.out
+    assert "method.mu: got '0.1', allowed: no such key; the keys are _target_, name, weights" in result.err
+    assert only_folder(tmp_path / "outputs").name.startswith("synthetic_dirichlet-0.1_fedprox_")
+
+
+def test_wrong_key_of_ones_own_method(bfl_run: BflRun, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    (tmp_path / "conf" / "method" / "mine.yaml").write_text("_target_: nowhere.Mine\nname: mine\n")
+    result = bfl_run("--config-dir", "conf", "method=mine", "method.foo=3")
+    assert result.code == 2
+    assert result.err == "bfl-run: method.foo: got '3', allowed: no such key\n"
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("=3", "bfl-run: "),
+        ("seed=${nope}", "bfl-run: Interpolation key 'nope' not found"),
+        ("dataset.name=../../x", "bfl-run: dataset.name: got '../../x', allowed: letters"),
+        ("threads=100000", "bfl-run: threads: got 100000"),
+        ("model.hidden=[999999999999]", "bfl-run: model: got 'a network that cannot be made'"),
+    ],
+)
+def test_odd_values_are_one_sentence(bfl_run: BflRun, tmp_path: Path, argument: str, sentence: str) -> None:
+    result = bfl_run(argument)
+    assert result.code == 2
+    assert result.err.startswith(sentence)
+    assert "Traceback" not in result.err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_an_error_in_ones_own_method_fails_that_point_only(bfl_run: BflRun, tmp_path: Path) -> None:
+    (tmp_path / "exploding.py").write_text(
+        "from bfl_bench.methods.fedavg import FedAvg\n"
+        "class Exploding(FedAvg):\n"
+        "    def client_update(self, *arguments):\n"
+        "        raise ZeroDivisionError('boom')\n"
+    )
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    (tmp_path / "conf" / "method" / "exploding.yaml").write_text(
+        "_target_: exploding.Exploding\nname: exploding\nweights: size\n"
+    )
+    result = bfl_run(*SMALL, "--config-dir", "conf", "method=exploding,fedavg", "-m")
+    assert result.code == 1
+    assert "Sweep of 2: 1 done, 1 failed" in result.out
+    assert "unforeseen ZeroDivisionError in exploding.py, line 4: boom" in result.err
+
+
+def test_another_split_is_not_continued(bfl_run: BflRun, tmp_path: Path) -> None:
+    assert bfl_run(*SMALL).code == 0
+    folder = only_folder(tmp_path / "outputs")
+    (folder / "summary.json").unlink()
+    environment = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(environment | {"partition_sha256": "other"}))
+    result = bfl_run(*SMALL)
+    assert result.code == 1
+    assert "was begun on another split" in result.err
+
+
+def test_curves_are_drawn_if_a_kill_prevented_it(bfl_run: BflRun, tmp_path: Path) -> None:
+    assert bfl_run(*SMALL).code == 0
+    curves = only_folder(tmp_path / "outputs") / "curves.png"
+    curves.unlink()
+    assert "finished earlier" in bfl_run(*SMALL).out
+    assert curves.exists()
+
+
+def test_an_empty_sweep_is_said_to_be_empty(bfl_run: BflRun) -> None:
+    result = bfl_run("-m", "seed=range(0,0)")
+    assert result.code == 2
+    assert "no points" in result.err

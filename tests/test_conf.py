@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from bfl_bench.build import plan
-from bfl_bench.cli import GROUPS, config_folder, help_text
+from bfl_bench.cli import help_text
 from bfl_bench.errors import ConfigError
+from bfl_bench.outcome import GROUPS, config_folder
 from bfl_bench.records import folder_name
 from tests.composing import NEEDS, SMALL, experiment, resolve, run_in
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from bfl_bench import records
 from bfl_bench.build import plan
 from bfl_bench.checkpoint import CheckpointFolder
-from bfl_bench.cli import config_folder
 from bfl_bench.engine import Job
 from bfl_bench.errors import ConfigError
 from bfl_bench.metrics import negative_log_likelihood
+from bfl_bench.outcome import config_folder
 from bfl_bench.records import folder_name, read_table
 from bfl_bench.rng import stream
 from bfl_bench.run import Experiment

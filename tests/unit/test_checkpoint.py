@@ -114,17 +114,17 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(
         if moment == "manifest":
             patch.setattr(checkpoint_module, "write_json", die)
         else:
-            save_file = checkpoint_module.save_file
+            write_bytes = checkpoint_module.write_bytes
             written: list[Path] = []
 
-            def save_one(tensors: Tensors, file: Path) -> None:
+            def write_one(file: Path, content: bytes) -> None:
                 if written:
-                    file.write_bytes(b"half a fi")
+                    file.with_name(file.name + ".tmp").write_bytes(content[:9])
                     raise MemoryError("killed")
                 written.append(file)
-                save_file(tensors, file)
+                write_bytes(file, content)
 
-            patch.setattr(checkpoint_module, "save_file", save_one)
+            patch.setattr(checkpoint_module, "write_bytes", write_one)
         with pytest.raises(MemoryError):
             folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, {})
     assert names(path) > complete  # it died with files of round 2 on disk
@@ -200,3 +200,10 @@ def test_one_tensor_under_two_names(path: Path) -> None:
     assert loaded is not None
     assert torch.equal(loaded.state["b"], vector)
     assert torch.equal(loaded.state["c"], vector.view(2, 3).T)
+
+
+def test_a_damaged_file_is_named(path: Path) -> None:
+    CheckpointFolder(path).save(1, {"a": torch.ones(3)}, {}, {})
+    (path / "server-1.safetensors").write_bytes(b"not a tensor")
+    with pytest.raises(RunError, match=r"server-1\.safetensors is damaged"):
+        CheckpointFolder(path).load(CPU)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bfl_bench.checks import AtLeast
-from bfl_bench.data.partition.base import (
+from bfl_bench.data.partition.partition import (
     Ints,
     Partition,
     Rng,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bfl_bench.data.partition.base import Ints, Partition, check_num_clients
+from bfl_bench.data.partition.partition import Ints, Partition, check_num_clients
 from bfl_bench.errors import ConfigError
 from bfl_bench.rng import numpy_stream
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bfl_bench.data.partition.base import Ints, Partition, labels_digest
+from bfl_bench.data.partition.partition import Ints, Partition, labels_digest
 from bfl_bench.errors import ConfigError
 
 UNREADABLE = (OSError, EOFError, ValueError, TypeError, LookupError, zipfile.BadZipFile, zlib.error)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bfl_bench.data.partition.base import Ints, Partition, Rng, check_num_clients, make_generator
+from bfl_bench.data.partition.partition import Ints, Partition, Rng, check_num_clients, make_generator
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What every partition is, and the steps that several of them share."""
 
 import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bfl_bench.errors import ConfigError
+from bfl_bench.records import SCHEMA_VERSION, write_bytes
 from bfl_bench.rng import numpy_stream
 
 Ints = NDArray[np.int64]
@@ -50,14 +52,16 @@ class Partition:
     def save(self, path: Path) -> None:
         """Write what the `file` partition reads."""
         indices, offsets = self._flat()
-        with path.open("wb") as file:  # given a name instead, numpy may append .npz to it
-            np.savez_compressed(
-                file,
-                indices=indices,
-                offsets=offsets,
-                num_samples=np.array(self.info["num_samples"]),
-                labels_digest=np.array(self.info["labels_digest"]),
-            )
+        content = io.BytesIO()
+        np.savez_compressed(
+            content,
+            schema_version=np.array(SCHEMA_VERSION),
+            indices=indices,
+            offsets=offsets,
+            num_samples=np.array(self.info["num_samples"]),
+            labels_digest=np.array(self.info["labels_digest"]),
+        )
+        write_bytes(path, content.getvalue())
 
     def _flat(self) -> tuple[Ints, Ints]:
         """All indices in a row, and where each client begins and the last one ends."""
