@@ -12,7 +12,7 @@ import pytest
 
 from tests.composing import COMMAND, SMALL, only_folder
 
-LONG = [*SMALL, "rounds=60", "local.epochs=4"]
+LONG = [*SMALL, "rounds=40", "local.epochs=4"]
 
 
 def start(out: Path, *arguments: str) -> "subprocess.Popen[str]":
@@ -54,7 +54,7 @@ def test_kill_and_resume(undisturbed: bytes, tmp_path: Path) -> None:
     assert (only_folder(tmp_path) / "metrics.csv").read_bytes() == undisturbed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupt_says_so_and_resumes(undisturbed: bytes, tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path)
     wait_for_rounds(process, 4)
@@ -69,6 +69,7 @@ def test_interrupt_says_so_and_resumes(undisturbed: bytes, tmp_path: Path, numbe
     assert (only_folder(tmp_path) / "metrics.csv").read_bytes() == undisturbed
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_sentence_and_the_run_resumes(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk: a write fails half way in the same manner."""
     overrides = [*SMALL, "rounds=90", "local.epochs=1", "num_clients=10", "partition=iid"]
