@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bfl_bench.errors import BflError, ConfigError, RunError
-from bfl_bench.outcome import GROUPS, STATUSES, Outcome, config_folder, outcome_of
+from bfl_bench.outcome import GROUPS, STATUSES, Outcome, outcome_of
+from bfl_bench.records import config_folder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (the name the whole field uses)
+import torch.nn.functional as F
 from torch import Tensor
 
 from bfl_bench.method import Client, LocalSettings, Task

@@ -8,14 +8,9 @@ from pathlib import Path
 
 from bfl_bench.checks import unknown_key
 from bfl_bench.errors import BflError, ConfigError
+from bfl_bench.records import config_folder
 
-_PACKAGE = Path(__file__).parent
 GROUPS = ("method", "aggregator", "dataset", "partition", "model", "engine", "experiment")
-
-
-def config_folder() -> Path:
-    """conf/ lies inside the package in a wheel, and beside it in a checkout."""
-    return next(path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir())
 
 
 STATUSES = ("done", "skipped", "dry run", "diverged", "failed")  # skipped: it had finished earlier

@@ -57,6 +57,12 @@ WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run",
 Cell = int | float | None
 
 
+def config_folder() -> Path:
+    """conf/ lies inside the package in a wheel, and beside it in a checkout."""
+    package = Path(__file__).parent
+    return next(path for path in (package / "conf", package.parent / "conf") if path.is_dir())
+
+
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved config that decides the results; 1 and 1.0 are the same."""
     return {key: _normalise(value) for key, value in config.items() if key not in WITHOUT_EFFECT}

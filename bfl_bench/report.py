@@ -35,7 +35,6 @@ Row = tuple[str, str, str]
 """Partition, model and aggregator as a paper's table prints them."""
 
 HERE = Path(__file__).parent
-CONF = HERE / "conf" if (HERE / "conf").exists() else HERE.parent / "conf"  # installed, or in the repository
 PARTS = ("dataset", "partition", "method", "aggregator")
 INCIDENTAL = ("device", "threads", "eval.every", "eval.local_every", "eval.batch_size")  # no paper means these
 METRICS = {  # metric in published/*.csv: heading, column of metrics.csv, factor
@@ -244,9 +243,16 @@ def changes(paper: Paper, groups: Iterable[Group]) -> Config:
     found: Config = {}
     for group in groups:
         config = group.config
-        files = [(CONF / part / f"{config[f'{part}.name']}.yaml", f"{part}.") for part in (*PARTS, "model")]
+        files = [
+            (records.config_folder() / part / f"{config[f'{part}.name']}.yaml", f"{part}.")
+            for part in (*PARTS, "model")
+        ]
         preset = paper.name + ("_released" if is_released(config) else "")
-        files = [(CONF / "config.yaml", ""), *files, (CONF / "experiment" / f"{preset}.yaml", "")]
+        files = [
+            (records.config_folder() / "config.yaml", ""),
+            *files,
+            (records.config_folder() / "experiment" / f"{preset}.yaml", ""),
+        ]
         expected: Config = {}
         for path, prefix in files:
             expected |= read_conf(path, prefix) if path.exists() else {}

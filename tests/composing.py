@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 
 from bfl_bench import cli, records
 from bfl_bench.build import load, plan
-from bfl_bench.outcome import config_folder
+from bfl_bench.records import config_folder
 from bfl_bench.run import Experiment, run
 
 COMMAND = str(Path(sys.executable).with_name("bfl-run"))

@@ -7,8 +7,8 @@ import pytest
 from bfl_bench.build import plan
 from bfl_bench.cli import help_text
 from bfl_bench.errors import ConfigError
-from bfl_bench.outcome import GROUPS, config_folder
-from bfl_bench.records import folder_name
+from bfl_bench.outcome import GROUPS
+from bfl_bench.records import config_folder, folder_name
 from tests.composing import NEEDS, SMALL, experiment, resolve, run_in
 
 FILES = {group: sorted(path.stem for path in (config_folder() / group).glob("[!_]*.yaml")) for group in GROUPS}

@@ -10,7 +10,7 @@ import torch
 from bfl_bench import records
 from bfl_bench.engine import Job
 from bfl_bench.method import Client, Tensors
-from bfl_bench.outcome import config_folder
+from bfl_bench.records import config_folder
 from bfl_bench.rng import stream
 from bfl_bench.run import run
 from tests.composing import choose, experiment, run_in

@@ -17,8 +17,7 @@ from bfl_bench.checkpoint import CheckpointFolder
 from bfl_bench.engine import Job
 from bfl_bench.errors import ConfigError
 from bfl_bench.metrics import negative_log_likelihood
-from bfl_bench.outcome import config_folder
-from bfl_bench.records import folder_name, read_table
+from bfl_bench.records import config_folder, folder_name, read_table
 from bfl_bench.rng import stream
 from bfl_bench.run import Experiment
 from tests.composing import SMALL, experiment, resolve, run_in

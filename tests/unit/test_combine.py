@@ -13,7 +13,7 @@ from torch import Tensor
 from bfl_bench.aggregators import aalv, alpha, blocks, cf, combine, eaa, gaa, moments, ppa, rklb, wb
 from bfl_bench.build import plan
 from bfl_bench.errors import ConfigError
-from bfl_bench.outcome import config_folder
+from bfl_bench.records import config_folder
 from tests.composing import resolve
 from tests.federation import generator
 
