@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import torch
 from torch import nn
 
+from bfl_bench.checkpoint import read_state
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.dataset import Dataset, DatasetConfig, Split
 from bfl_bench.data.partition import Partition, PartitionConfig
@@ -22,8 +23,9 @@ from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engine import Engine, EvalSettings, Worker
 from bfl_bench.errors import ConfigError
 from bfl_bench.flat import FlatModel
-from bfl_bench.method import LocalSettings, Method, Task
+from bfl_bench.method import LocalSettings, Method, Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings, count_layers, make_gaussian
+from bfl_bench.posterior import Gaussian
 from bfl_bench.rng import derive_seed, seeded_globally, stream
 from bfl_bench.run import Experiment
 
@@ -52,6 +54,14 @@ class ServerSettings:
 
 
 @dataclass(frozen=True)
+class GivenSettings:
+    """Folders of finished runs that this one builds on."""
+
+    start: str | None
+    posterior: str | None
+
+
+@dataclass(frozen=True)
 class CheckpointSettings:
     every: Annotated[int, AtLeast(1)]
 
@@ -72,6 +82,7 @@ class Plan:
     engine: Engine
     local: LocalSettings
     server: ServerSettings
+    given: GivenSettings
     eval: EvalSettings
     checkpoint: CheckpointSettings
 
@@ -81,6 +92,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
     sections = {
         "local": LocalSettings,
         "server": ServerSettings,
+        "given": GivenSettings,
         "eval": EvalSettings,
         "checkpoint": CheckpointSettings,
     }
@@ -116,6 +128,11 @@ def plan(config: Mapping[str, Any]) -> Plan:
         raise ConfigError("model.bayesian_layers", gaussian.bayesian_layers, allowed)
     if server_samples == 0 and getattr(method, "server_data", False):
         raise ConfigError("dataset.server_samples", 0, f"above 0; method {method.name} needs unlabelled server data")
+    if rounds := config["eval"].get("weight_rounds"):
+        if settings.num_clients != 2 or settings.participation not in (1, 2):
+            raise ConfigError("eval.weight_rounds", rounds, "[] unless there are two clients, both in every round")
+        if getattr(method, "weights", None) != "size":
+            raise ConfigError("eval.weight_rounds", rounds, "[] unless method.weights=size")
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,
@@ -242,6 +259,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         raise error if error.key == "num_clients" else error.below("partition") from None
     model = FlatModel(_make_module(plan, dataset), plan.device)
     server_x = None if server_x is None else server_x.to(plan.device)
+    start, known = _read_given(plan, model)
     task = Task(model, plan.local, plan.server.lr, partition.sizes, plan.gaussian, server_x)
     worker = Worker(
         task=task,
@@ -252,6 +270,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         client_indices=tuple(torch.from_numpy(indices).to(plan.device) for indices in partition.indices),
         settings=plan.eval,
         seed=settings.seed,
+        known=known,
     )
     experiment = Experiment(
         worker=worker,
@@ -262,8 +281,27 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         checkpoint_every=plan.checkpoint.every,
         partition_info=partition.info,
         alternatives=plan.alternatives,
+        start=start,
     )
     return experiment, dataset, partition
+
+
+def _read_given(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:
+    """The state to start from and the posterior to measure distances to, out of other runs' folders."""
+    start, known = None, None
+    if plan.given.start is not None:
+        start = read_state(Path(plan.given.start), plan.device)
+        if "params" not in start or start["params"].shape != model.vector.shape:
+            allowed = f"a run whose network has {len(model.vector)} parameters"
+            raise ConfigError("given.start", plan.given.start, allowed)
+    if plan.given.posterior is not None:
+        state = read_state(Path(plan.given.posterior), plan.device)
+        size = model.layout.num_trainable
+        if "precision" not in state or len(state["precision"]) != size or _has_gaussian_layers(plan.method):
+            allowed = f"a run of fola whose network has {size} trainable parameters, and a method with point models"
+            raise ConfigError("given.posterior", plan.given.posterior, allowed)
+        known = Gaussian(state["params"][:size], state["precision"])
+    return start, known
 
 
 def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, torch.Tensor | None]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
-from bfl_bench.records import read_json, write_bytes, write_json
+from bfl_bench.records import CHECKPOINT, SUMMARY, read_json, write_bytes, write_json
 
 _MANIFEST = "manifest.json"
 
@@ -39,10 +39,10 @@ class CheckpointFolder:
         """Write the server's state and the private states that changed since the last call."""
         self._path.mkdir(exist_ok=True)
         server = f"server-{round_}.safetensors"
-        self._write(server, state)
+        write_tensors(self._path / server, state)
         clients = self._clients | {client: f"client-{client}-{round_}.safetensors" for client in changed}
         for client, memory in changed.items():
-            self._write(clients[client], memory)
+            write_tensors(self._path / clients[client], memory)
         write_json(
             self._path / _MANIFEST,
             {
@@ -71,18 +71,29 @@ class CheckpointFolder:
                 path.unlink()
         return Checkpoint(
             round=manifest["round"],
-            state=self._read(manifest["server"], device),
-            memories={client: self._read(name, device) for client, name in self._clients.items()},
+            state=_read(self._path / manifest["server"], device),
+            memories={client: _read(self._path / name, device) for client, name in self._clients.items()},
             notes=manifest["notes"],
         )
 
-    def _read(self, name: str, device: torch.device) -> Tensors:
-        try:
-            return load_file(self._path / name, device=str(device))
-        except (SafetensorError, FileNotFoundError) as error:
-            raise RunError(f"{self._path / name} is damaged ({error}); start over with force=true") from None
 
-    def _write(self, name: str, tensors: Tensors) -> None:
-        # Clones, because safetensors refuses two names for one tensor, and views that are not contiguous.
-        copies = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
-        write_bytes(self._path / name, save(copies))
+def read_state(folder: Path, device: torch.device) -> Tensors:
+    """The server's state at the end of a finished run; the folder stays as it is."""
+    summary = read_json(folder / SUMMARY)
+    manifest = read_json(folder / CHECKPOINT / _MANIFEST)
+    if summary is None or summary["status"] != "done" or manifest is None:
+        raise RunError(f"{folder} is not the folder of a finished run with its checkpoint")
+    return _read(folder / CHECKPOINT / manifest["server"], device)
+
+
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    # Clones, because safetensors refuses two names for one tensor, and views that are not contiguous.
+    copies = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
+    write_bytes(path, save(copies))
+
+
+def _read(path: Path, device: torch.device) -> Tensors:
+    try:
+        return load_file(path, device=str(device))
+    except (SafetensorError, FileNotFoundError) as error:
+        raise RunError(f"{path} is damaged ({error}); start over with force=true") from None

@@ -13,6 +13,7 @@ from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError
 from bfl_bench.evaluate import Scores, evaluate
 from bfl_bench.method import Client, Method, Task, Tensors
+from bfl_bench.posterior import Gaussian
 from bfl_bench.rng import stream
 
 
@@ -28,6 +29,9 @@ class EvalSettings:
     ece_bins: Annotated[int, AtLeast(1)]
     nll_epsilon: Annotated[float, AtLeast(0)]
     also_aggregate: dict[str, Any]  # names of rules, and their configs
+    weight_rounds: list[Annotated[int, AtLeast(1)]]
+    weight_points: Annotated[int, AtLeast(2)]
+    keep_messages: list[Annotated[int, AtLeast(1)]]
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Worker:
     client_indices: tuple[torch.Tensor, ...]  # per client, on the device of the data
     settings: EvalSettings
     seed: int
+    known: Gaussian | None = None  # a posterior that is taken as the true one
 
     def run(self, broadcast: Tensors, job: Job) -> Reply:
         started = time.perf_counter()
@@ -71,11 +76,12 @@ class Worker:
         check_finite({**update.message, **update.local, **update.metrics}, where)
         trained = time.perf_counter()
         scores = self._evaluate(update.local, names) if job.evaluate_local else None
+        metrics = update.metrics if self.known is None else {**update.metrics, "lf": self.distance(update.local)}
         return Reply(
             client_id=job.client_id,
             message=update.message,
             memory=update.memory,
-            metrics=update.metrics,
+            metrics=metrics,
             scores=scores,
             train_seconds=trained - started,
             evaluation_seconds=time.perf_counter() - trained,
@@ -85,6 +91,12 @@ class Worker:
         rng = stream(self.seed, *names, "evaluate")
         draws = self.method.draws(self.task, model, self.settings.local_draws, rng)
         return self.score(draws)
+
+    def distance(self, model: Tensors) -> float:
+        """How far a point model lies from the known posterior."""
+        assert self.known is not None
+        (vector,) = self.method.draws(self.task, model, 1, stream(self.seed, "distance"))
+        return self.known.distance(vector[: self.task.model.layout.num_trainable])
 
     def score(self, draws: Iterator[torch.Tensor]) -> Scores:
         """The predictions of parameter draws on the test set."""

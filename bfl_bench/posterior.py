@@ -1,5 +1,7 @@
 """Precisions of Gaussians: a vector (D,) stands for a diagonal matrix, a matrix (D, D) for a full one."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -42,3 +44,34 @@ def project(symmetric: Tensor) -> tuple[Tensor, int]:
     values, vectors = torch.linalg.eigh(symmetric)
     projected: Tensor = (vectors * values.clamp(min=0)) @ vectors.T
     return projected, int((values < 0).sum())
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    mean: Tensor  # (D,)
+    precision: Tensor  # (D,) or (D, D)
+
+    def distance(self, vector: Tensor) -> float:
+        """Half the squared Mahalanobis distance to the mean: the negative log density without its constant."""
+        difference = vector - self.mean
+        return 0.5 * (difference @ multiply(self.precision, difference)).item()
+
+
+class MeanCosine:
+    """Cosine similarity of precisions, each less its smallest entry, averaged over all pairs; one at a time."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None  # of precisions scaled to length one
+        self._num = 0
+
+    def add(self, precision: Tensor) -> None:
+        entries = precision.flatten() - precision.min()
+        entries /= entries.norm().clamp(min=torch.finfo(entries.dtype).tiny)
+        self._sum = entries if self._sum is None else self._sum.add_(entries)
+        self._num += 1
+
+    def result(self) -> float | None:
+        """The squared length of a sum of unit vectors holds every pair twice, and each with itself once."""
+        if self._sum is None or self._num < 2:
+            return None
+        return (self._sum.square().sum(dtype=torch.float64).item() - self._num) / (self._num * (self._num - 1))

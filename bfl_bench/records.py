@@ -26,6 +26,8 @@ SCHEMA_VERSION = 1
 METRICS = "metrics.csv"
 TIMING = "timing.csv"
 CLIENTS = "clients.csv"
+WEIGHTS = "weights.csv"
+MESSAGES = "messages"
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -50,6 +52,7 @@ METRICS_COLUMNS = (
 )
 TIMING_COLUMNS = ("round", "client_seconds", "server_seconds", "evaluation_seconds", "peak_memory_mb")
 CLIENTS_COLUMNS = ("round", "client", "size", "accuracy", "nll", "ece")
+WEIGHTS_COLUMNS = ("round", "weight", "ga", "nll", "ece")
 
 # Keys that cannot change a result: they stay out of a run's identity.
 WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra", "schema_version")
@@ -64,8 +67,14 @@ def config_folder() -> Path:
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that decides the results; 1 and 1.0 are the same."""
-    return {key: _normalise(value) for key, value in config.items() if key not in WITHOUT_EFFECT}
+    """The part of a resolved config that decides the results; 1 and 1.0 are the same.
+
+    Of the folders of other runs that a run builds on, only the name counts, which says what their configs are.
+    """
+    kept = {key: _normalise(value) for key, value in config.items() if key not in WITHOUT_EFFECT}
+    if isinstance(kept.get("given"), dict):
+        kept["given"] = {key: path and Path(str(path)).name for key, path in kept["given"].items()}
+    return kept
 
 
 def _normalise(value: Any) -> Any:

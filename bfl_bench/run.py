@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from bfl_bench import records
+from bfl_bench import probes, records
 from bfl_bench.checkpoint import CheckpointFolder
 from bfl_bench.engine import Engine, Job, Worker, check_finite
 from bfl_bench.errors import DivergedError
-from bfl_bench.evaluate import Scores
 from bfl_bench.measure import Measured, Row, client_rows, metrics_row, num_bytes, peak_memory_mb, write_summary
 from bfl_bench.method import Method, Tensors
 from bfl_bench.rng import stream
@@ -34,6 +33,7 @@ class Experiment:
     checkpoint_every: int
     partition_info: Mapping[str, Any]
     alternatives: Mapping[str, Method] = field(default_factory=dict)  # evaluated on the same replies, by name
+    start: Tensors | None = None  # another run's last state, to begin with
 
     def cohort(self, round_: int) -> list[int]:
         """The clients of a round, in ascending order; clients without examples are never drawn."""
@@ -71,11 +71,13 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         records.METRICS: records.Table(folder / records.METRICS, records.METRICS_COLUMNS),
         records.TIMING: records.Table(folder / records.TIMING, records.TIMING_COLUMNS),
         records.CLIENTS: records.Table(folder / records.CLIENTS, records.CLIENTS_COLUMNS),
+        records.WEIGHTS: records.Table(folder / records.WEIGHTS, records.WEIGHTS_COLUMNS),
     }
     checkpoints = CheckpointFolder(folder / records.CHECKPOINT)
     saved = checkpoints.load(task.model.vector.device)
     if saved is None:
         state = method.init(task, stream(experiment.seed, "init"))
+        state |= {name: tensor for name, tensor in (experiment.start or {}).items() if name in state}
         memories: dict[int, Tensors] = {}
         totals = {"bytes_up": 0, "bytes_down": 0}
         finished = 0
@@ -95,7 +97,8 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         )
         before = state
         started = time.perf_counter()
-        if due and experiment.alternatives:
+        swept, kept = round_ in worker.settings.weight_rounds, round_ in worker.settings.keep_messages
+        if swept or kept or (due and experiment.alternatives):
             replies = list(replies)
         state, server_metrics = method.server_update(task, state, replies, stream(experiment.seed, "server", round_))
         check_finite({**state, **server_metrics}, f"round {round_}, server")
@@ -108,13 +111,19 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         started = time.perf_counter()
         row: Row | None = None
         if due:
-            scores = _score_global(experiment, method, state, round_)
+            scores = probes.score_global(worker, method, state, round_)
             check_finite({"test NLL": scores.nll}, f"round {round_}, server")
             row = metrics_row(round_, scores, measured, task.sizes)
             row |= {**totals, **server_metrics}
+            if worker.known is not None:
+                row["ae"] = worker.distance(state)
             for name, alternative in experiment.alternatives.items():
-                row |= _evaluate_alternative(experiment, name, alternative, before, replies, round_)
+                row |= probes.evaluate_alternative(worker, name, alternative, before, replies, round_)
             tables[records.METRICS].append([row])
+        if swept:
+            tables[records.WEIGHTS].append(probes.sweep_weights(worker, before, replies, round_))
+        if kept:
+            probes.keep_messages(folder, round_, replies)
         evaluation_seconds = time.perf_counter() - started + sum(r.evaluation_seconds for r in measured.replies)
         tables[records.CLIENTS].append(client_rows(round_, measured, task.sizes))
         tables[records.TIMING].append(
@@ -170,26 +179,3 @@ def _collect(
 
 def _is_due(round_: int, every: int, last: int) -> bool:
     return round_ == last or (every > 0 and round_ % every == 0)
-
-
-def _evaluate_alternative(
-    experiment: Experiment,
-    name: str,
-    method: Method,
-    state: Tensors,
-    replies: Iterable[tuple[int, Tensors]],
-    round_: int,
-) -> Row:
-    """What the round's global model would be under another rule; the run itself goes on with its own."""
-    rng = stream(experiment.seed, "server", round_)
-    aggregated, server_metrics = method.server_update(experiment.worker.task, state, replies, rng)
-    scores = _score_global(experiment, method, aggregated, round_)
-    values = {"ga": scores.accuracy, "ece": scores.ece, "nll": scores.nll, "brier": scores.brier, **server_metrics}
-    failed = not math.isfinite(scores.nll)
-    return {f"{key}@{name}": None if failed or not math.isfinite(value) else value for key, value in values.items()}
-
-
-def _score_global(experiment: Experiment, method: Method, state: Tensors, round_: int) -> Scores:
-    worker = experiment.worker
-    rng = stream(experiment.seed, "evaluate", round_)
-    return worker.score(method.draws(worker.task, state, worker.settings.draws, rng))

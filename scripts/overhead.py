@@ -56,7 +56,7 @@ def make_experiment(num_clients: int, cohort: int, samples: int, epochs: int) ->
         test=Split(x[:1], y[:1]),
         augment=None,
         client_indices=tuple(torch.arange(num_samples).view(num_clients, samples)),
-        settings=EvalSettings(ROUNDS, ROUNDS + 1, 1000, 1, 1, 15, 0.0, {}),
+        settings=EvalSettings(ROUNDS, ROUNDS + 1, 1000, 1, 1, 15, 0.0, {}, [], 2, []),
         seed=0,
     )
     return Experiment(worker, Sequential("sequential"), 0, ROUNDS, cohort, 1, {})

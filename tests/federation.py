@@ -41,6 +41,9 @@ def make_eval(**changes: Any) -> EvalSettings:
         "ece_bins": 5,
         "nll_epsilon": 0.0,
         "also_aggregate": {},
+        "weight_rounds": [],
+        "weight_points": 5,
+        "keep_messages": [],
     }
     return EvalSettings(**values | changes)
 

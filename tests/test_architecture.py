@@ -15,6 +15,7 @@ LAYERS = [  # from the bottom
     {"methods", "evaluate", "checkpoint", "environment"},
     {"engine"},
     {"measure"},
+    {"probes"},
     {"run"},
     {"build"},
     {"outcome"},

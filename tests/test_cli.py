@@ -16,7 +16,8 @@ from tests.conftest import BflRun
 
 
 def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: Path) -> None:
-    result = bfl_run(*SMALL)
+    overrides = [*SMALL, "method=fedavg"]
+    result = bfl_run(*overrides)
     assert result.code == 0, result.err
     folder = only_folder(tmp_path / "outputs")
     assert folder.name.startswith("synthetic_dirichlet-0.1_fedavg_seed0_")
@@ -37,14 +38,14 @@ def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: 
 
     first = (folder / "metrics.csv").read_bytes()
     written = (folder / "metrics.csv").stat().st_mtime_ns
-    again = bfl_run(*SMALL, "engine=sequential", "checkpoint.every=2")  # cannot change the result
+    again = bfl_run(*overrides, "engine=sequential", "checkpoint.every=2")  # cannot change the result
     assert "finished earlier" in again.out
     assert (folder / "metrics.csv").stat().st_mtime_ns == written
-    assert bfl_run(*SMALL, "force=true").code == 0
+    assert bfl_run(*overrides, "force=true").code == 0
     assert (folder / "metrics.csv").stat().st_mtime_ns > written
     assert (folder / "metrics.csv").read_bytes() == first
 
-    sweep = bfl_run("-m", *SMALL, "seed=0,1")
+    sweep = bfl_run("-m", *overrides, "seed=0,1")
     assert sweep.code == 0
     assert "1 done, 1 skipped" in sweep.out
     assert sum(path.is_dir() for path in (tmp_path / "outputs").iterdir()) == 2
@@ -107,7 +108,7 @@ def test_dry_run_counts_steps_and_makes_no_folder(bfl_run: BflRun, tmp_path: Pat
     result = bfl_run(*overrides, "dry_run=true", "participation=0.4", "partition=iid")
     # 3 rounds of 2 clients with 24 examples each: 2 batches of at most 16, 2 epochs
     assert "SGD steps: 24\n" in result.out
-    assert "folder: outputs/synthetic_iid_fedavg_seed0_" in result.out
+    assert "folder: outputs/synthetic_iid_fola_seed0_" in result.out
     assert not (tmp_path / "outputs").exists()
 
 

@@ -119,7 +119,7 @@ WRONG = [
     ("+rnds=3", "did you mean rounds?"),
     ("method._target_=no.such.Thing", "method._target_: got 'no.such.Thing'"),
     ("local=5", "local: got 5"),
-    ("++aggregator.name=wb", "aggregator: got 'wb', allowed: none; method fedavg takes no aggregator"),
+    ("++aggregator.name=wb", "aggregator._target_: got None, allowed: the dotted path"),
 ]
 
 

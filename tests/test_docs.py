@@ -34,7 +34,7 @@ def test_skeletons_of_the_design_document_run(bfl_run: BflRun, tmp_path: Path) -
     (metrics,) = (tmp_path / "outputs").glob("stripes_*_deltas_*/metrics.csv")
     header, *_, last = metrics.read_text().splitlines()
     assert dict(zip(header.split(","), last.split(","), strict=True))["turns"] == "3.0"
-    rule = bfl_run("--config-dir", "my_conf", "dataset=stripes", "aggregator=arithmetic")
+    rule = bfl_run("--config-dir", "my_conf", "dataset=stripes", "method=fedavg", "aggregator=arithmetic")
     assert rule.code == 2
     assert "aggregator: got 'arithmetic', allowed: none; method fedavg takes no aggregator" in rule.err
 
@@ -43,7 +43,7 @@ def test_documents_speak_of_keys_and_files_that_exist() -> None:
     metrics = (ROOT / "docs/metrics.md").read_text()
     from bfl_bench import records
 
-    for column in (*records.METRICS_COLUMNS, *records.CLIENTS_COLUMNS, *records.TIMING_COLUMNS):
+    for column in (*records.METRICS_COLUMNS, *records.CLIENTS_COLUMNS, *records.TIMING_COLUMNS, *records.WEIGHTS_COLUMNS):
         assert f"`{column}`" in metrics, column
 
 

@@ -25,7 +25,7 @@ from bfl_bench.curvature import Fisher, diagonal_fisher, mean_hessian, mean_squa
 from bfl_bench.errors import ConfigError
 from bfl_bench.local import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
-from bfl_bench.posterior import diagonal, multiply, shift, solve
+from bfl_bench.posterior import MeanCosine, diagonal, multiply, shift, solve
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Fola:
     ) -> tuple[Tensors, dict[str, float]]:
         size = len(state["precision"])
         round_ = state["round"].item() + 1
-        points, precisions, products = WeightedMean(), WeightedMean(), WeightedMean()
+        points, precisions, products, cosine = WeightedMean(), WeightedMean(), WeightedMean(), MeanCosine()
         means, variances, weights = [], [], []
         for client_id, message in replies:
             mean, precision = message["params"][:size].double(), message["precision"].double()
@@ -111,6 +111,7 @@ class Fola:
             points.add(message["params"], weights[-1])
             precisions.add(precision, weights[-1])
             products.add(multiply(precision, mean), weights[-1])
+            cosine.add(message["precision"])
             if self.aggregator is not None:
                 means.append(message["params"][:size])
                 variances.append(1 / (message["precision"] + self.gamma))
@@ -126,7 +127,10 @@ class Fola:
             "precision": precision.to(state["precision"].dtype),
             "round": state["round"] + 1,
         }
-        return new, {"precision_zero": (diagonal(precision) == 0).double().mean().item()}
+        metrics = {"precision_zero": (diagonal(precision) == 0).double().mean().item()}
+        if (similarity := cosine.result()) is not None:
+            metrics["precision_cosine"] = similarity
+        return new, metrics
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         yield model["params"]

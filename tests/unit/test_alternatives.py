@@ -144,16 +144,16 @@ def test_every_rule_at_once(tmp_path: Path) -> None:
     ("overrides", "sentence"),
     [
         (
-            ["eval.also_aggregate=[wb]"],
+            ["method=fedavg", "eval.also_aggregate=[wb]"],
             "eval.also_aggregate: got ['wb'], allowed: an empty list; method fedavg takes no",
         ),
         (["method=fvb", "eval.also_aggregate=wb"], "eval.also_aggregate: got 'wb', allowed: a list of names"),
         (["method=fvb", "eval.also_aggregate=[1]"], "eval.also_aggregate: got [1], allowed: a list of names"),
         (["method=fvb", "eval.also_aggregate=null"], "eval.also_aggregate: got None, allowed: a list of names"),
         (["method=fvb", "aggregator=none"], "aggregator: got 'none', allowed: a rule; method fvb needs one"),
-        (["aggregator=wb"], "aggregator: got 'wb', allowed: none; method fedavg takes no aggregator"),
+        (["method=fedavg", "aggregator=wb"], "aggregator: got 'wb', allowed: none; method fedavg takes no aggregator"),
         (
-            ["model.bayesian_layers=2"],
+            ["method=fedavg", "model.bayesian_layers=2"],
             "model.bayesian_layers: got 2, allowed: auto or 0; method fedavg has no Gaussian",
         ),
         (

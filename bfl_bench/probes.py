@@ -1,0 +1,55 @@
+"""What a run can look at beside its own course: the round's replies under other rules and weights, and on disk."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from bfl_bench import records
+from bfl_bench.checkpoint import write_tensors
+from bfl_bench.engine import Worker
+from bfl_bench.evaluate import Scores
+from bfl_bench.measure import Row
+from bfl_bench.method import Method, Tensors
+from bfl_bench.rng import stream
+
+Replies = Iterable[tuple[int, Tensors]]
+
+
+def score_global(worker: Worker, method: Method, state: Tensors, round_: int) -> Scores:
+    rng = stream(worker.seed, "evaluate", round_)
+    return worker.score(method.draws(worker.task, state, worker.settings.draws, rng))
+
+
+def evaluate_alternative(
+    worker: Worker, name: str, method: Method, state: Tensors, replies: Replies, round_: int
+) -> Row:
+    """What the round's global model would be under another rule; the run itself goes on with its own."""
+    aggregated, server_metrics = method.server_update(
+        worker.task, state, replies, stream(worker.seed, "server", round_)
+    )
+    scores = score_global(worker, method, aggregated, round_)
+    values = {"ga": scores.accuracy, "ece": scores.ece, "nll": scores.nll, "brier": scores.brier, **server_metrics}
+    failed = not math.isfinite(scores.nll)
+    return {f"{key}@{name}": None if failed or not math.isfinite(value) else value for key, value in values.items()}
+
+
+def sweep_weights(worker: Worker, state: Tensors, replies: Replies, round_: int) -> list[Row]:
+    """The global model of two clients' replies as the first one's weight goes from 0 to 1."""
+    rows: list[Row] = []
+    last = worker.settings.weight_points - 1
+    for step in range(last + 1):
+        task = replace(worker.task, sizes=(step, last - step))
+        aggregated, _ = worker.method.server_update(task, state, replies, stream(worker.seed, "server", round_))
+        scores = score_global(worker, worker.method, aggregated, round_)
+        rows.append(
+            {"round": round_, "weight": step / last, "ga": scores.accuracy, "nll": scores.nll, "ece": scores.ece}
+        )
+    return rows
+
+
+def keep_messages(folder: Path, round_: int, replies: Replies) -> None:
+    """The clients' messages as files, for whoever wants to study them."""
+    (folder / records.MESSAGES).mkdir(exist_ok=True)
+    for client_id, message in replies:
+        write_tensors(folder / records.MESSAGES / f"round-{round_}-client-{client_id}.safetensors", message)
