@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bfl_bench.build import plan
 from bfl_bench.cli import help_text
@@ -58,6 +59,33 @@ def test_runs_one_round(group: str, name: str, tmp_path: Path) -> None:
         small = list(SMALL)
     text = run_in(tmp_path, *small, f"{group}={name}", "rounds=1", *ALSO.get((group, name), NEEDS.get(name, [])))
     assert len(text.splitlines()) == 2
+
+
+ROWS = sorted(str(path.relative_to(config_folder() / "row")) for path in (config_folder() / "row").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("row", [row.removesuffix(".yaml") for row in ROWS])
+def test_every_row_fits_its_experiment(row: str) -> None:
+    """conf/row/NAME/... are rows of conf/experiment/NAME.yaml."""
+    name = row.split("/")[0]
+    base, config = resolve(f"experiment={name}"), resolve(f"experiment={name}", f"row={row}")
+    assert plan(config)
+    assert config["dataset"] == base["dataset"]
+
+
+@pytest.mark.parametrize("name", FILES["experiment"])
+def test_the_sweep_of_an_experiment_names_rows_that_exist(name: str) -> None:
+    text = yaml.safe_load((config_folder() / "experiment" / f"{name}.yaml").read_text())
+    rows = text.get("hydra", {}).get("sweeper", {}).get("params", {}).get("row", "")
+    assert all(f"{row.strip()}.yaml" in ROWS for row in rows.split(",") if row)
+
+
+def test_table_2_of_fola_has_an_own_number_of_epochs_per_method() -> None:
+    epochs = {
+        method: resolve("experiment=fola_table2", f"row=fola_table2/{method}")["local"]["epochs"]
+        for method in ("fola", "fedavg", "fedcurv", "fednova", "scaffold", "fedbe")
+    }
+    assert epochs == {"fola": 20, "fedavg": 40, "fedcurv": 10, "fednova": 10, "scaffold": 1, "fedbe": 20}
 
 
 def test_help_lists_every_option_with_its_line() -> None:
