@@ -46,11 +46,6 @@ def test_documents_speak_of_keys_and_files_that_exist() -> None:
 
     tables = (records.METRICS_COLUMNS, records.CLIENTS_COLUMNS, records.TIMING_COLUMNS, records.WEIGHTS_COLUMNS)
     for column in itertools.chain(*tables):
-        *records.METRICS_COLUMNS,
-        *records.CLIENTS_COLUMNS,
-        *records.TIMING_COLUMNS,
-        *records.WEIGHTS_COLUMNS,
-    ):
         assert f"`{column}`" in metrics, column
 
 
