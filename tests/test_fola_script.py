@@ -1,0 +1,109 @@
+"""scripts/fola.py on small runs of the digits: what it reads, what it says is missing, what it draws."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bfl_bench.records import folder_name
+from tests.composing import resolve
+from tests.conftest import BflRun
+
+SCRIPT = Path(__file__).parent.parent / "scripts/fola.py"
+DIGITS = ["dataset=digits", "local.batch_size=32", "local.lr=0.05"]
+
+
+def fola(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+def cells(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_figures_10_and_11(bfl_run: BflRun, tmp_path: Path) -> None:
+    small = [*DIGITS, "rounds=2", "eval.weight_rounds=[1,2]", "eval.weight_points=3"]
+    assert bfl_run("-m", "experiment=fola_laplace", *small).code == 0
+    for name in ("figure10", "figure11"):
+        done = fola(name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / f"outputs/report/fola_{name}.png").stat().st_size > 10_000
+    rows = cells(tmp_path / "outputs/report/fola_figure10.csv")
+    assert len(rows) == 2 * 7  # rounds times methods
+    assert "eval.keep_messages=[1]" in fola("figure10", cwd=tmp_path).stdout  # for the picture of the precision
+    rows = cells(tmp_path / "outputs/report/fola_figure11.csv")
+    assert [row["method"] for row in rows][:3] == ["FedAvg", "full, online", "full, offline"]
+    full = next((tmp_path / "outputs").glob("*fola*/config.yaml"))
+    full.unlink()  # one run less
+    assert "To make them: `bfl-run -m experiment=fola_laplace`" in fola("figure11", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_figure_12_leads_from_step_to_step(bfl_run: BflRun, tmp_path: Path) -> None:
+    """Every line that it prints makes what it says is missing."""
+    assert "bfl-run -m experiment=fola_figure12" in fola("figure12", cwd=tmp_path).stderr
+    small = [*DIGITS, "experiment=fola_figure12", "partition.alpha=1"]
+    assert bfl_run(*small, "row=fola_figure12/full", "rounds=15").code == 0
+    for step in ("AE", "LF"):
+        out = fola("figure12", cwd=tmp_path).stdout
+        line = next(line for line in out.splitlines() if f"no {step} at alpha 1" in line)
+        command = line.partition("`bfl-run ")[2].rstrip("`").split()
+        assert bfl_run(*command, *DIGITS).code == 0
+    out = fola("figure12", cwd=tmp_path).stdout
+    assert "no AE" not in out
+    assert "no LF" not in out
+    rows = cells(tmp_path / "outputs/report/fola_figure12.csv")
+    assert [row["kind"] for row in rows] == ["AE"] * 3 + ["LF"] * 10
+    distances = [float(row["distance"]) for row in rows if row["kind"] == "LF" and row["method"] == "FedAvg"]
+    assert distances[-1] > distances[0]  # more epochs, more forgetting
+
+
+def test_first_round_is_paired_by_seed(tmp_path: Path) -> None:
+    def make(method: str, seed: int, ga: float) -> None:
+        overrides = ["experiment=mnist_mlp", f"method={method}", "rounds=1", f"seed={seed}"]
+        write_run(tmp_path / "outputs", resolve(*overrides), {"round": 1, "ga": ga})
+
+    for seed, (ours, theirs) in enumerate([(0.5, 0.4), (0.7, 0.4), (0.3, 0.4)]):
+        make("fola", seed, ours)
+        make("fedavg", seed, theirs)
+    make("fola", 3, 0.9)  # no partner: does not count
+    out = fola("figure3", cwd=tmp_path).stdout
+    assert "50.00 +- 20.00 | 40.00 +- 0.00 | 10.00 +- 20.00 | 2 of 3" in " ".join(out.split())
+
+
+def test_table_2_has_best_and_last_and_the_papers_two_numbers(tmp_path: Path) -> None:
+    for seed, accuracies in enumerate([(0.1, 0.35, 0.3), (0.2, 0.45, 0.4)]):
+        config = resolve("experiment=fola_table2", "row=fola_table2/fedavg", f"seed={seed}")
+        rows = [{"round": i + 1, "ga": ga, "la": 0.12} for i, ga in enumerate(accuracies)]
+        write_run(tmp_path / "outputs", config, *rows)
+    done = fola("table2", cwd=tmp_path)
+    out = " ".join(done.stdout.split())
+    assert "| FedAvg | 40 | 40.00 +- 7.07 | 35.00 +- 7.07 | 12.00 +- 0.00 | 2.0 | 2.0 (1 of 2) | 2 |" in out
+    assert "42.16 (43.34 in the text)" in out
+    assert "no reproduction" not in out
+
+
+def write_run(out: Path, config: dict, *rows: dict) -> None:  # type: ignore[type-arg]
+    """The files of a finished run, without running it."""
+    import yaml
+
+    from bfl_bench.measure import write_summary
+    from bfl_bench.records import METRICS, METRICS_COLUMNS, Table
+
+    folder = out / folder_name(config)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"schema_version": 1, **config}))
+    Table(folder / METRICS, METRICS_COLUMNS).append(rows)
+    write_summary(folder, "done", None, config["rounds"], {})
+
+
+@pytest.mark.parametrize("command", ["table2", "figure3", "figure10", "figure11", "figure12"])
+def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
+    done = fola(command, "--runs", ".", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "bfl-run" in done.stderr
+    assert "Traceback" not in done.stderr
