@@ -188,7 +188,10 @@ def _construct_alternatives(method: Any, config: Mapping[str, Any]) -> dict[str,
     if rules and not hasattr(method, "aggregator"):
         allowed = f"an empty list; method {method.name} takes no aggregator"
         raise ConfigError("eval.also_aggregate", list(rules), allowed)
-    return {name: replace(method, aggregator=_construct_rule({"aggregator": node})) for name, node in rules.items()}
+    alternatives = {
+        name: replace(method, aggregator=_construct_rule({"aggregator": node})) for name, node in rules.items()
+    }
+    return alternatives | (method.alternatives() if hasattr(method, "alternatives") else {})
 
 
 def _construct_rule(config: Mapping[str, Any]) -> Any:

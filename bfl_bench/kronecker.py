@@ -1,0 +1,218 @@
+"""Gaussians whose precision is, layer by layer, a Kronecker product A x B, and the mean of their product.
+
+A layer's parameters are a matrix M = [W | b], (out, in + 1), a convolution's weights flattened. A (in + 1, in + 1) is
+the second moment of the layer's inputs with a one appended, B (out, out) that of the gradients with respect to its
+outputs (Martens and Grosse 2015; for convolutions Grosse and Martens 2016).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bfl_bench.errors import ConfigError
+from bfl_bench.flat import Entry, FlatModel
+from bfl_bench.method import Client, Task
+
+Split = Literal["kfac", "released"]
+"""How a convolution's scale is shared: A sums over the S positions and B averages; released: A / S^2 and B S^2."""
+
+Norm = Literal["trace", "frobenius", "one"]
+"""What pi_l of the damping is the ratio of: mean eigenvalues, mean squared ones; one: no ratio, pi_l = 1."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear or convolutional layer of a network, and where its parameters lie in the flat vector."""
+
+    name: str
+    module: nn.Linear | nn.Conv2d
+    weight: Entry
+    bias: Entry | None
+
+    def read(self, vector: Tensor) -> Tensor:
+        """M, (out, in + 1), or (out, in) without bias."""
+        matrix = self.weight.view(vector).flatten(1)
+        return matrix if self.bias is None else torch.cat([matrix, self.bias.view(vector)[:, None]], dim=1)
+
+    def write(self, vector: Tensor, matrix: Tensor) -> None:
+        """Put M into its places in `vector`."""
+        if self.bias is not None:
+            self.bias.view(vector).copy_(matrix[:, -1])
+            matrix = matrix[:, :-1]
+        self.weight.view(vector).copy_(matrix.reshape(self.weight.shape))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The layer's inputs as rows (examples, positions, in + 1); a linear layer has one position."""
+        if isinstance(self.module, nn.Conv2d):
+            module = self.module
+            padding = module.padding
+            assert isinstance(padding, tuple)
+            size = tuple(module.kernel_size)
+            x = F.unfold(x, size, module.dilation, padding, module.stride).transpose(1, 2)
+        else:
+            x = x[:, None]
+        return x if self.bias is None else F.pad(x, (0, 1), value=1.0)
+
+
+def find_layers(model: FlatModel) -> list[Layer]:
+    """Every layer that has parameters; another kind than Linear and Conv2d is an error that names it."""
+    entries = {entry.name: entry for entry in model.layout.entries if entry.stop <= model.layout.num_trainable}
+    layers: list[Layer] = []
+    for path, module in model.module.named_modules():
+        own = [name for name, _ in module.named_parameters(recurse=False)]
+        if not own:
+            continue
+        prefix = f"{path}." if path else ""
+        plain = type(module) is nn.Linear or (
+            type(module) is nn.Conv2d
+            and module.groups == 1
+            and module.padding_mode == "zeros"
+            and isinstance(module.padding, tuple)
+        )
+        if not plain or not all(prefix + name in entries for name in own):
+            allowed = "networks whose parameters are all in plain Linear and Conv2d layers"
+            raise ConfigError("model", f"{path or 'the network'}: {module}", allowed)
+        assert isinstance(module, nn.Linear | nn.Conv2d)
+        layers.append(Layer(path, module, entries[f"{prefix}weight"], entries.get(f"{prefix}bias")))
+    return layers
+
+
+def factors(
+    task: Task, vector: Tensor, client: Client, rng: torch.Generator, split: Split
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of every layer, over all of the client's data at `vector`; gradients of single examples, true labels."""
+    model = task.model
+    layers = find_layers(model)
+    model.load(vector)
+    model.module.eval()
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    num_examples = len(client)
+    with _recorded(layers) as recorded:
+        for positions in torch.split(torch.arange(num_examples, device=vector.device), _EXAMPLES_AT_ONCE):
+            x, y = client.gather(positions, rng)
+            model.backward(F.cross_entropy(model(x), y, reduction="sum"))  # so that examples do not share a 1/n
+            for layer in layers:
+                inputs, gradients = recorded[layer.name]
+                rows = layer.rows(inputs).flatten(0, 1)
+                num_positions = len(rows) // len(y)
+                slopes = gradients.flatten(2).transpose(1, 2).flatten(0, 1) if gradients.dim() == 4 else gradients
+                a, b = rows.T @ rows / num_examples, slopes.T @ slopes / (num_examples * num_positions)
+                if split == "released":
+                    a, b = a / num_positions**2, b * num_positions**2
+                old_a, old_b = sums.get(layer.name, (torch.zeros_like(a), torch.zeros_like(b)))
+                sums[layer.name] = (old_a.add_(a), old_b.add_(b))
+    return sums
+
+
+_EXAMPLES_AT_ONCE = 256
+
+
+@contextmanager
+def _recorded(layers: list[Layer]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """While it lasts, a backward pass leaves here the inputs of each layer and the gradients of its outputs."""
+    recorded: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def watch(layer: Layer) -> torch.utils.hooks.RemovableHandle:
+        def on_forward(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            inputs = arguments[0].detach()
+            output.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: recorded.update({layer.name: (inputs, gradient)})
+            )
+
+        return layer.module.register_forward_hook(on_forward)
+
+    handles = [watch(layer) for layer in layers]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def damp(a: Tensor, b: Tensor, strength: float, norm: Norm) -> tuple[Tensor, Tensor]:
+    """(A + pi sqrt(strength) I, B + sqrt(strength) / pi I), eqs. 30-31 of FedLPA; pi is 1 where A or B is zero."""
+    ratio = 1.0
+    if norm == "trace":
+        ratio = ((a.trace() / len(a)) / (b.trace() / len(b))).item()
+    elif norm == "frobenius":
+        ratio = ((a.norm() / len(a) ** 0.5) / (b.norm() / len(b) ** 0.5)).item()
+    pi = ratio**0.5 if 0 < ratio < float("inf") else 1.0
+    root = strength**0.5
+    return a + pi * root * torch.eye(len(a)).to(a), b + root / pi * torch.eye(len(b)).to(b)
+
+
+def upper_triangle(symmetric: Tensor) -> Tensor:
+    """The entries on and above the diagonal, (n (n + 1) / 2,): all that needs to be sent."""
+    rows, columns = torch.triu_indices(*symmetric.shape, device=symmetric.device)
+    return symmetric[rows, columns]
+
+
+def from_upper_triangle(entries: Tensor) -> Tensor:
+    size = int(((8 * len(entries) + 1) ** 0.5 - 1) / 2)
+    rows, columns = torch.triu_indices(size, size, device=entries.device)
+    symmetric = entries.new_zeros(size, size)
+    symmetric[rows, columns] = entries
+    symmetric[columns, rows] = entries
+    return symmetric
+
+
+@dataclass(frozen=True)
+class Posteriors:
+    """One layer's Gaussians: means M_k, precisions A_k x B_k and weights p_k that sum to one, all in float64."""
+
+    a: Tensor  # (K, in + 1, in + 1)
+    b: Tensor  # (K, out, out)
+    means: Tensor  # (K, out, in + 1)
+    weights: Tensor  # (K,)
+
+    def apply(self, matrix: Tensor) -> Tensor:
+        """sum_k p_k B_k M A_k: the precision of the product, applied to M."""
+        return torch.einsum("k,kij->ij", self.weights, self.b @ matrix @ self.a)
+
+    def right_side(self) -> Tensor:
+        """sum_k p_k B_k M_k A_k."""
+        return torch.einsum("k,kij->ij", self.weights, self.b @ self.means @ self.a)
+
+    def residual(self, matrix: Tensor) -> float:
+        """How far M is from solving eq. 13, relative to the right side."""
+        right = self.right_side()
+        return float((self.apply(matrix) - right).norm() / right.norm().clamp(min=torch.finfo(right.dtype).tiny))
+
+    def approximate_inverse(self) -> Callable[[Tensor], Tensor]:
+        """R -> (sum p B)^-1 R (sum p A)^-1, as if A and B were independent: eq. 35 with weights that sum to one."""
+        mean_a, mean_b = (torch.einsum("k,kij->ij", self.weights, factor) for factor in (self.a, self.b))
+        root_a, root_b = torch.linalg.cholesky(mean_a), torch.linalg.cholesky(mean_b)
+        return lambda right: torch.cholesky_solve(torch.cholesky_solve(right, root_b).T, root_a).T
+
+    def descend(self, start: Tensor, num_steps: int, lr: float) -> Tensor:
+        """Gradient descent on the mean squared error of eq. 14: a fixed number of steps, nothing checked."""
+        right = self.right_side()
+        matrix = start.clone()
+        for _ in range(num_steps):
+            matrix -= 2 * lr / matrix.numel() * self.apply(self.apply(matrix) - right)
+        return matrix
+
+    def conjugate_gradients(self, start: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, int]:
+        """Solve eq. 13 to a relative residual, and say in how many steps. The approximate inverse preconditions."""
+        right, precondition = self.right_side(), self.approximate_inverse()
+        target = tolerance * right.norm()
+        matrix = start.clone()
+        residual = right - self.apply(matrix)
+        direction = conditioned = precondition(residual)
+        product = (residual * conditioned).sum()
+        for step in range(max_steps):
+            if residual.norm() <= target:
+                return matrix, step
+            image = self.apply(direction)
+            length = product / (direction * image).sum()
+            matrix = matrix + length * direction
+            residual = residual - length * image
+            conditioned = precondition(residual)
+            product, before = (residual * conditioned).sum(), product
+            direction = conditioned + product / before * direction
+        return matrix, max_steps
