@@ -23,7 +23,7 @@ from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engine import Engine, EvalSettings, Worker
 from bfl_bench.errors import ConfigError
 from bfl_bench.flat import FlatModel
-from bfl_bench.method import LocalSettings, Method, Task, Tensors
+from bfl_bench.method import DataInfo, LocalSettings, Method, Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings, count_layers, make_gaussian
 from bfl_bench.posterior import Gaussian
 from bfl_bench.rng import derive_seed, seeded_globally, stream
@@ -215,7 +215,8 @@ def _make_module(plan: Plan, dataset: Dataset) -> nn.Module:
     layers = plan.gaussian.bayesian_layers if plan.gaussian else 0
     with seeded_globally(derive_seed(plan.settings.seed, "model"), plan.device):
         try:
-            module = plan.make_model(dataset.input_shape, dataset.num_classes)
+            num_outputs = dataset.num_classes + getattr(plan.method, "extra_outputs", 0)
+            module = plan.make_model(dataset.input_shape, num_outputs)
         except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
             raise ConfigError("model", "a network that cannot be made", f"one that can ({error})") from None
         if plan.gaussian is None or layers == 0 or not _has_gaussian_layers(plan.method):
@@ -263,7 +264,8 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     model = FlatModel(_make_module(plan, dataset), plan.device)
     server_x = None if server_x is None else server_x.to(plan.device)
     start, known = _read_given(plan, model)
-    task = Task(model, plan.local, plan.server.lr, partition.sizes, plan.gaussian, server_x)
+    info = _describe_data(dataset, plan.device)
+    task = Task(model, plan.local, plan.server.lr, partition.sizes, plan.gaussian, server_x, info)
     worker = Worker(
         task=task,
         method=plan.method,
@@ -305,6 +307,14 @@ def _read_given(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian 
             raise ConfigError("given.posterior", plan.given.posterior, allowed)
         known = Gaussian(state["params"][:size], state["precision"])
     return start, known
+
+
+def _describe_data(dataset: Dataset, device: torch.device) -> DataInfo:
+    """The range of a channel is that of the test inputs, which are as the network gets them."""
+    x = dataset.test.x.transpose(0, 1).flatten(1)  # (channels, ...)
+    broadcast = (-1, *[1] * (len(dataset.input_shape) - 1))
+    low, high = (bound.view(broadcast).to(device) for bound in (x.amin(1), x.amax(1)))
+    return DataInfo(dataset.input_shape, low, high, dataset.num_classes)
 
 
 def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, torch.Tensor | None]:

@@ -101,7 +101,15 @@ class Worker:
     def score(self, draws: Iterator[torch.Tensor]) -> Scores:
         """The predictions of parameter draws on the test set."""
         settings = self.settings
-        return evaluate(self.task.model, draws, self.test, settings.batch_size, settings.ece_bins, settings.nll_epsilon)
+        return evaluate(
+            self.task.model,
+            draws,
+            self.test,
+            settings.batch_size,
+            settings.ece_bins,
+            settings.nll_epsilon,
+            self.task.data.num_classes if self.task.data else None,
+        )
 
 
 class Engine(Protocol):

@@ -38,9 +38,18 @@ def predict(model: FlatModel, draws: Iterator[Tensor], x: Tensor, batch_size: in
 
 
 def evaluate(
-    model: FlatModel, draws: Iterator[Tensor], data: Split, batch_size: int, ece_bins: int, nll_epsilon: float = 0.0
+    model: FlatModel,
+    draws: Iterator[Tensor],
+    data: Split,
+    batch_size: int,
+    ece_bins: int,
+    nll_epsilon: float = 0.0,
+    num_classes: int | None = None,
 ) -> Scores:
+    """Of outputs beyond `num_classes`, such as one for "none of these", the prediction is given that it is none."""
     log_probabilities = predict(model, draws, data.x, batch_size)
+    if num_classes is not None and log_probabilities.shape[1] > num_classes:
+        log_probabilities = log_probabilities[:, :num_classes].log_softmax(1)
     return Scores(
         accuracy=metrics.accuracy(log_probabilities, data.y),
         nll=metrics.negative_log_likelihood(log_probabilities, data.y, nll_epsilon),

@@ -10,6 +10,9 @@ from torch import Tensor
 from bfl_bench.method import Client, LocalSettings, Task
 from bfl_bench.rng import derive_seed, seeded_globally
 
+ExtraLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Called as `extra_loss(x, y, logits)` in each step; a part of the objective beside the cross-entropy."""
+
 Adjust = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Called as `adjust(parameters, gradient, x, y)` before each step; changes `gradient` in place."""
 
@@ -46,11 +49,13 @@ def train_sgd(
     rng: torch.Generator,
     adjust: Adjust | None = None,
     num_samples: int = 1,
+    extra_loss: ExtraLoss | None = None,
 ) -> Trained:
     """SGD from `start` on the client's cross-entropy, as torch.optim.SGD computes it; nothing waits for the device.
 
     The order within a step: gradient of the minibatch mean, `adjust`, clipping of the norm, weight decay, momentum.
     Layers that draw noise, such as dropout, draw it from a stream of their own that belongs to `rng`.
+    `extra_loss` adds to the objective, not to the recorded loss.
     A network that samples its weights sees every minibatch `num_samples` times at once; the loss is the mean.
     """
     local, model = task.local, task.model
@@ -68,7 +73,7 @@ def train_sgd(
                 x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
             logits = model(x)
             loss = F.cross_entropy(logits, y)
-            gradient = model.backward(loss)
+            gradient = model.backward(loss if extra_loss is None else loss + extra_loss(x, y, logits))
             if adjust is not None:
                 adjust(parameters, gradient, x, y)
             if local.clip is not None:

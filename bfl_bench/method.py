@@ -37,6 +37,16 @@ class LocalSettings:
 
 
 @dataclass(frozen=True)
+class DataInfo:
+    """What everybody knows about the examples: their shape, the range of each channel, the number of classes."""
+
+    input_shape: tuple[int, ...]
+    low: Tensor  # (channels, 1, ...), broadcasts over an example
+    high: Tensor
+    num_classes: int
+
+
+@dataclass(frozen=True)
 class Task:
     """What all clients and the server share: the network, how to train it, and how large the clients are."""
 
@@ -46,6 +56,7 @@ class Task:
     sizes: tuple[int, ...]  # training examples of each of the N clients
     gaussian: GaussianSettings | None = None  # of the network's Gaussian layers
     server_x: Tensor | None = None  # unlabelled examples that the server holds
+    data: DataInfo | None = None
 
     def weight(self, kind: Weights, client_id: int) -> float:
         return float(self.sizes[client_id]) if kind == "size" else 1.0

@@ -36,7 +36,9 @@ Row = tuple[str, str, str]
 
 HERE = Path(__file__).parent
 PARTS = ("dataset", "partition", "method", "aggregator")
-INCIDENTAL = ("device", "threads", "eval.every", "eval.local_every", "eval.batch_size")  # no paper means these
+INCIDENTAL = (  # no paper means these
+    "device", "threads", "eval.every", "eval.local_every", "eval.batch_size", "partition.max_tries"
+)  # fmt: skip
 METRICS = {  # metric in published/*.csv: heading, column of metrics.csv, factor
     "acc_percent": ("Acc (%)", "ga", 100),
     "ece_percent": ("ECE (%)", "ece", 100),

@@ -10,7 +10,7 @@ LAYERS = [  # from the bottom
     {"metrics", "aggregators", "posterior", "show", "report"},
     {"data", "models"},
     {"method"},
-    {"local", "curvature", "kronecker"},
+    {"local", "curvature", "kronecker", "distill"},
     {"point"},
     {"methods", "evaluate", "checkpoint", "environment"},
     {"engine"},

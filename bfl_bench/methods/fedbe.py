@@ -10,16 +10,17 @@ Deviations: the authors' code draws the Gaussian over deltas normalised tensor b
 the paper has it. SWA averages at constant learning rate.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from bfl_bench.aggregators import WeightedMean, moments, step_towards
 from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.distill import Student
 from bfl_bench.local import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update
 from bfl_bench.point import PointMethod
@@ -93,23 +94,17 @@ class FedBe(PointMethod):
 
     def distil(self, task: Task, start: Tensor, targets: Tensor, rng: torch.Generator) -> tuple[Tensor, float]:
         """Train from `start` on the targets; the mean of the iterates that SWA collects, and the last epoch's loss."""
-        model = task.model
         assert task.server_x is not None
-        model.load(start)
-        model.module.train()
-        parameters, velocity = model.trainable, torch.zeros_like(model.trainable)
-        collected, num_steps, loss_sum = WeightedMean(), 0, torch.zeros((), device=start.device)
-        with seeded_globally(derive_seed(rng.initial_seed(), "layers"), start.device):
-            for _ in range(self.epochs):
-                loss_sum.zero_()
-                order = torch.randperm(len(targets), generator=rng).to(start.device)
-                for batch in torch.split(order, self.batch_size):
-                    loss = cross_entropy(model(task.server_x[batch]), targets[batch])
-                    velocity.mul_(self.momentum).add_(model.backward(loss))
-                    parameters.add_(velocity, alpha=-self.lr)
-                    loss_sum.add_(loss.detach(), alpha=len(batch) / len(targets))
-                    num_steps += 1
-                    if num_steps > self.swa_start and num_steps % self.swa_every == 0:
-                        collected.add(model.vector, 1.0)
-        result = collected.result().to(start.dtype) if not collected.empty else model.vector.clone()
-        return result, loss_sum.item()
+        student = Student(task.model, start, self.lr, self.momentum)
+        collected = WeightedMean()
+        steps = itertools.count(1)
+
+        def collect() -> None:
+            step = next(steps)
+            if step > self.swa_start and step % self.swa_every == 0:
+                collected.add(task.model.vector, 1.0)
+
+        loss = 0.0
+        for _ in range(self.epochs):
+            loss = student.train_epoch(task.server_x, targets, self.batch_size, rng, after_step=collect)
+        return task.model.vector.clone() if collected.empty else collected.result().to(start.dtype), loss

@@ -1,0 +1,123 @@
+"""DENSE: a generator invents images on which the clients' ensemble teaches the global model, without any data.
+
+Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022, Algorithm 1.
+Clients train as in FedAvg. In every epoch the server trains a fresh generator, and its noise, so that the mean of the
+clients' logits names random labels (cross-entropy), fits their batch statistics (for networks with BatchNorm) and
+differs from what the global model says (only where the two disagree on the class). The images go into a pool, and the
+global model learns the ensemble's predictions on all of it. It starts from the broadcast model.
+
+Deviations: the authors' code also crops and flips the invented images.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+
+from bfl_bench.aggregators import step_towards
+from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.distill import Student
+from bfl_bench.errors import ConfigError
+from bfl_bench.local import train_sgd
+from bfl_bench.method import Client, DataInfo, Task, Tensors, Update
+from bfl_bench.models.generator import ImageGenerator, batch_statistics, statistics_distance
+from bfl_bench.point import PointMethod
+from bfl_bench.rng import derive_seed, seeded_globally
+
+
+@dataclass(frozen=True)
+class Dense(PointMethod):
+    epochs: Annotated[int, AtLeast(1)]
+    generator_steps: Annotated[int, AtLeast(1)]
+    generator_lr: Annotated[float, Above(0)]
+    num_images: Annotated[int, AtLeast(2)]
+    latent: Annotated[int, AtLeast(1)]
+    width: Annotated[int, AtLeast(1)]
+    statistics_weight: Annotated[float, AtLeast(0)]
+    boundary_weight: Annotated[float, AtLeast(0)]
+    temperature: Annotated[float, Above(0)]
+    batch_size: Annotated[int, AtLeast(1)]
+    lr: Annotated[float, Above(0)]
+    momentum: Annotated[float, Between(0, 0.999999)]
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+    ) -> Update:
+        _check_images(task)  # before anything is trained
+        trained = train_sgd(task, broadcast["params"], client, rng)
+        model = {"params": trained.vector}
+        return Update(message=model, local=model, metrics=trained.metrics)
+
+    def server_update(
+        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+    ) -> tuple[Tensors, dict[str, float]]:
+        layout = task.model.layout
+        clients: list[tuple[float, Tensors]] = []  # weight and named tensors
+        for client_id, message in replies:
+            tensors = {entry.name: entry.view(message["params"]) for entry in layout.entries}
+            clients.append((task.weight(self.weights, client_id), tensors))
+        student = Student(task.model, state["params"], self.lr, self.momentum)
+        images: list[Tensor] = []
+        targets: list[Tensor] = []
+        metrics: dict[str, float] = {}
+        for epoch in range(self.epochs):
+            seed = derive_seed(rng.initial_seed(), "generator", epoch)
+            invented, metrics["generator_loss"] = self.invent(task, clients, seed)
+            images.append(invented)
+            with torch.no_grad():
+                targets.append((ensemble(task, clients, invented)[0] / self.temperature).softmax(1))
+            metrics["distillation_loss"] = student.train_epoch(
+                torch.cat(images), torch.cat(targets), self.batch_size, rng, self.temperature
+            )
+        return {"params": step_towards(state["params"], task.model.vector, task.server_lr)}, metrics
+
+    def invent(self, task: Task, clients: list[tuple[float, Tensors]], seed: int) -> tuple[Tensor, float]:
+        """Images that the ensemble is sure of and the student, which the model holds, is not; and their loss."""
+        data, device = _check_images(task), task.model.vector.device
+        layout = task.model.layout
+        student = {entry.name: entry.view(task.model.vector.clone()) for entry in layout.entries}
+        with seeded_globally(seed, device):
+            generator = ImageGenerator(self.latent, self.width, data.low, data.high, data.input_shape[1]).to(device)
+            noise = torch.randn(self.num_images, self.latent, device=device, requires_grad=True)
+            labels = torch.randint(data.num_classes, (self.num_images,), device=device)
+        optimizer = torch.optim.Adam([*generator.parameters(), noise], self.generator_lr, betas=(0.5, 0.999))
+        best, best_loss = noise, float("inf")
+        for _ in range(self.generator_steps):
+            images = generator(noise)
+            teacher, distance = ensemble(task, clients, images)
+            opinion = functional_call(task.model.module, student, (images,))
+            disagree = (opinion.argmax(1) != teacher.argmax(1)).to(teacher.dtype)
+            divergence = F.kl_div(opinion.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True)
+            boundary = -(divergence.sum(1) * disagree).mean()
+            loss = F.cross_entropy(teacher, labels) + self.boundary_weight * boundary
+            loss = loss + self.statistics_weight * distance
+            if loss.item() < best_loss:
+                best, best_loss = images.detach(), loss.item()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return best, best_loss
+
+
+def ensemble(task: Task, clients: list[tuple[float, Tensors]], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted mean of the clients' logits (n, C), and of the batch's distances from their statistics."""
+    module = task.model.module.eval()
+    logits, distance = torch.zeros((), device=x.device), torch.zeros((), device=x.device)
+    total = sum(weight for weight, _ in clients)
+    with batch_statistics(module) as inputs:
+        for weight, tensors in clients:
+            logits = logits + weight / total * functional_call(module, tensors, (x,))
+            distance = distance + weight / total * statistics_distance(inputs, tensors)
+    return logits, distance
+
+
+def _check_images(task: Task) -> DataInfo:
+    assert task.data is not None
+    shape = task.data.input_shape
+    if len(shape) != 3 or shape[1] != shape[2] or shape[1] % 4:
+        raise ConfigError("dataset", f"inputs of shape {shape}", "square images with a side that 4 divides for dense")
+    return task.data
