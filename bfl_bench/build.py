@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import torch
+import yaml
 from torch import nn
 
+from bfl_bench import records
 from bfl_bench.checkpoint import read_state
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.dataset import Dataset, DatasetConfig, Split
@@ -289,6 +291,15 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         start=start,
     )
     return experiment, dataset, partition
+
+
+def reload(folder: Path) -> tuple[Experiment, Tensors]:
+    """The experiment of a finished run, data and all, and the server's state at its end."""
+    config = yaml.safe_load((folder / records.CONFIG).read_text())
+    config.pop("schema_version")
+    config["given"] = {"start": None, "posterior": None}  # those folders may be gone, and are of no use any more
+    experiment = load(plan(config))[0]
+    return experiment, read_state(folder, experiment.worker.task.model.vector.device)
 
 
 def _read_given(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:

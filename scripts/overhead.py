@@ -6,7 +6,7 @@ The runner against a bare PyTorch loop that takes the same SGD steps. Ours is th
 checkpoint after every round, on a test set of one example, so that evaluation does not count; the accuracy printed was
 taken on training data afterwards. The bare loop copies the model for each client, trains it with torch.optim.SGD on
 batches indexed out of a tensor (no DataLoader), and averages the parameters. Then a client's training with `fvb` and
-with `fola` against FedAvg's, on LeNet. Two loops alternate within one process on one thread; the median ratio counts.
+with `fola` against FedAvg's, on LeNet; and what FedLPA adds, on client and server. Two loops alternate within one process on one thread; the median ratio counts.
 """
 
 import argparse
@@ -15,8 +15,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +30,7 @@ from bfl_bench.engine import EvalSettings, Sequential, Worker
 from bfl_bench.flat import FlatModel
 from bfl_bench.method import Client, LocalSettings, Method, Task
 from bfl_bench.methods.fedavg import FedAvg
+from bfl_bench.methods.fedlpa import FedLpa
 from bfl_bench.methods.fola import Fola
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
@@ -153,6 +156,29 @@ def main() -> None:
     for name, method, model in (("fvb", fvb, gaussian), ("fola", fola, point)):
         loops = {name: partial(train_client, method, model, data), "fedavg": partial(train_client, fedavg, point, data)}
         print(f"LeNet, 20 steps of 64: {name} / fedavg = {describe(compare(loops, repeats))}")
+    compare_fedlpa(data, fedavg, repeats)
+
+
+def compare_fedlpa(data: Split, fedavg: Method, repeats: int) -> None:
+    """What FedLPA adds: a pass for the factors on the client, and on the server one of two solvers."""
+    model = make_lenet(False)
+    options: tuple[Any, ...] = (0.001, "trace", "kfac", 1e-8, 5000, 10_000, 1.0, [])
+    fedlpa = FedLpa("fedlpa", "size", "cg", *options)
+    loops = {m.name: partial(train_client, m, model, data) for m in (fedlpa, fedavg)}
+    print(f"LeNet, one epoch of 20 steps of 64: fedlpa / fedavg = {describe(compare(loops, repeats))}")
+    task = Task(model, LocalSettings(2, 64, LR, 0.9, 1e-5, None), 1.0, (128,) * 10)
+    state = fedlpa.init(task, torch.Generator())
+    clients = [Client(i, data, part, None) for i, part in enumerate(torch.arange(1280).split(128))]
+    replies = [
+        (c.id, fedlpa.client_update(task, state, None, c, torch.Generator().manual_seed(c.id)).message) for c in clients
+    ]
+    seconds = {}
+    for solver in ("cg", "gd"):
+        started = time.perf_counter()
+        _, metrics = replace(fedlpa, solver=solver).server_update(task, state, iter(replies), torch.Generator())
+        seconds[solver] = time.perf_counter() - started
+        print(f"server, 10 clients, {solver}: {seconds[solver]:.2f} s, relative residual {metrics['residual']:.1e}")
+    print(f"server: gd / cg = {seconds['gd'] / seconds['cg']:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Compose configs in tests as the command line does."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from bfl_bench import cli, records
 from bfl_bench.build import load, plan
+from bfl_bench.measure import write_summary
 from bfl_bench.records import config_folder
 from bfl_bench.run import Experiment, run
 
@@ -52,3 +54,18 @@ def run_in(folder: Path, *overrides: str, experiment_: Experiment | None = None)
 def only_folder(out: Path) -> Path:
     (folder,) = [path for path in out.iterdir() if path.is_dir()]
     return folder
+
+
+def write_run(out: Path, config: dict[str, Any], *rows: dict[str, records.Cell]) -> Path:
+    """The files of a finished run, without running it: config.yaml, metrics.csv and summary.json."""
+    folder = out / records.folder_name(config)
+    folder.mkdir(parents=True)
+    records.start(folder, config, force=False)
+    records.Table(folder / records.METRICS, records.METRICS_COLUMNS).append(rows)
+    write_summary(folder, "done", None, config["rounds"], {})
+    return folder
+
+
+def call_script(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).parent.parent / "scripts" / f"{name}.py"
+    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, cwd=cwd)

@@ -19,6 +19,7 @@ CHOICES = [(group, name) for group in GROUPS for name in FILES[group]]
 ALSO = {
     ("dataset", "digits"): ["rounds=1"],
     ("model", "lenet"): ["dataset.shape=[1,16,16]"],
+    ("model", "conv3"): ["dataset.shape=[1,16,16]"],
     ("model", "cnn"): ["dataset.shape=[3,16,16]"],
     ("partition", "disjoint"): ["num_clients=3"],
     **{("aggregator", name): ["method=fvb"] for name in FILES["aggregator"] if name != "none"},

@@ -44,6 +44,19 @@ def lenet(input_shape: Shape, num_classes: int) -> nn.Module:
     )
 
 
+def conv3(input_shape: Shape, num_classes: int, channels: Annotated[int, AtLeast(1)]) -> nn.Module:
+    """Three small convolutions and one linear layer, as in FedLPA's picture of a Fisher matrix."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < 15:
+        allowed = f"a network for inputs of shape {input_shape}; conv3 needs images with sides of at least 15"
+        raise ConfigError("model", "conv3", allowed)
+    inputs, height, width = input_shape
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        layers += [nn.Conv2d(inputs, channels, kernel_size=3, stride=2), nn.ReLU()]
+        inputs, height, width = channels, (height - 1) // 2, (width - 1) // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, num_classes))
+
+
 def cnn(input_shape: Shape, num_classes: int) -> nn.Module:
     """FOLA's CIFAR-10 network: convolutions with 32 and 64 filters, then 512-classes; Xavier weights, zero biases."""
     channels, flattened = _convolved("cnn", input_shape, 64)

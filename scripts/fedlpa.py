@@ -1,0 +1,395 @@
+"""Tables and figures of FedLPA out of finished runs.
+
+    python scripts/fedlpa.py table1|table2|table3|table5|...|table12|figure1|figure2|figure3|figure4|figure5|figure6
+        [--runs outputs] [--to outputs/report]
+
+Liu et al., "FedLPA: One-shot Federated Learning with Layer-Wise Posterior Aggregation", NeurIPS 2024. Nothing is
+trained: what is missing is named, with the `bfl-run` lines that make it. Figures 1, 4 and 5 are t-SNE pictures of the
+networks' last hidden layer, figure 3 is a Fisher matrix and its blocks, figure 6 needs no runs.
+"""
+
+import csv
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bfl_bench import records, report
+from bfl_bench.report import Config, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from bfl_bench.engine import Worker
+
+Floats = NDArray[Any]
+
+DATASETS = {"fashion_mnist": "FMNIST", "cifar10": "CIFAR-10", "mnist": "MNIST", "svhn": "SVHN"}
+METHODS = {"fedlpa": "FedLPA", "fedlpa_released": "FedLPA", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
+METHODS |= {"fedavg": "FedAvg", "fedprox": "FedProx", "dense": "DENSE", "fedov": "FedOV"}
+SOLVERS = {"ea": "closed form (EA)", "gd": "gradient descent", "cg": "conjugate gradients"}
+PICTURE = "experiment=fedlpa_released dataset=mnist partition.alpha=0.05 eval.keep_messages=[1]"
+LINES = {
+    "table": "bfl-run -m experiment=fedlpa_released method=fedlpa_released,fedavg local.epochs=10 seed=0,1,2",
+    "pictures": f"bfl-run -m {PICTURE} method=fedlpa_released,fedavg,fednova,scaffold,fedprox",
+    "figure2": "bfl-run -m experiment=fedlpa_released dataset=mnist rounds=10 method=fedlpa_released,fedavg,fedprox",
+    "figure3": "bfl-run dataset=mnist model=conv3 num_clients=1 partition=iid method=fedavg rounds=1",
+}
+
+
+def need(found: object, what: str, line: str) -> None:
+    if not found:
+        raise report.ReportError(f"no finished run of {what} there; give other --runs, or make them:\n\n    {line}\n")
+
+
+# Tables
+
+
+def row_of(config: Config) -> str | None:
+    """The row of a table that a run belongs to, as published/fedlpa.csv names it."""
+    dataset, clients = DATASETS.get(config["dataset.name"]), config["num_clients"]
+    if dataset is None or config["rounds"] != 1 or config["method.name"] not in METHODS:
+        return None
+    if clients in (20, 50) and dataset == "FMNIST":
+        dataset = f"{clients} clients"
+    elif clients == 5:
+        dataset += ", 5 clients"
+    elif clients != 10:
+        return None
+    if config["partition.name"] == "classes":
+        part = f"#C={config['partition.classes_per_client']}"
+    else:
+        alpha = config.get("partition.alpha")
+        part = f"beta={float(alpha) if alpha == 1 else alpha}"
+    return f"{dataset}, {part}, E={config['local.epochs']}"
+
+
+def accuracies(run: Run) -> dict[str, float]:
+    """By column and, for FedLPA, solver; the authors' rule takes the better of two on the test set."""
+    column, final = METHODS[run.config["method.name"]], run.final
+    values = {"": float(final["ga"] or 0)}
+    if column == "FedLPA":
+        damping = run.config["method.damping"]
+        column = column if damping == 0.001 else f"lambda={damping}"
+        values = {SOLVERS[run.config["method.solver"]]: float(final["ga"] or 0)}
+        values |= {SOLVERS[s]: float(v) for s in SOLVERS if (v := final.get(f"ga@{s}")) is not None}
+        if run.config["method.name"] == "fedlpa_released" and SOLVERS["ea"] in values:
+            values["the better of EA and gradient descent on the test set"] = max(
+                values[SOLVERS["ea"]], values[SOLVERS["gd"]]
+            )
+        values = {f"lr {run.config['local.lr']}, {name}": value for name, value in values.items()}
+    return {f"{column}: {name}" if name else column: 100 * value for name, value in values.items()}
+
+
+def make_table(table: str, arguments: Namespace) -> None:
+    with (report.HERE / "published/fedlpa.csv").open(newline="") as file:
+        cells = [cell for cell in csv.DictReader(file) if cell["table"] == table]
+    paper = {(cell["row"], cell["column"]): float(cell["value"]) for cell in cells}
+    rows = {row for row, _ in paper}
+    runs, notes = report.find_runs(arguments.runs, arguments.where, lambda config: row_of(config) in rows)
+    need(runs, f"table {table}", LINES["table"])
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for run in runs:
+        weights = f", weights {w}" if (w := run.config.get("method.weights")) != "size" else ""
+        for name, value in accuracies(run).items():
+            seeds = found.setdefault((row_of(run.config) or "", name.split(":")[0], name + weights), {})
+            if run.config["seed"] in seeds:
+                raise report.ReportError(f"two runs are one cell; choose with --where; one is {run.folder}")
+            seeds[run.config["seed"]] = value
+    lines: list[list[str]] = []
+    output: list[dict[str, object]] = []
+    for (row, column, name), seeds in sorted(found.items()):
+        ours, theirs = report.summarise(list(seeds.values())), paper.get((row, column))
+        spread = f" +- {ours.std:.2f}" if ours.num > 1 else ""
+        difference = f"{ours.mean - theirs:+.2f}" if theirs is not None else "-"
+        printed = "-" if theirs is None else f"{theirs:.2f}"
+        lines.append([row, name, f"{ours.mean:.2f}{spread}", printed, difference, str(ours.num)])
+        output.append({"row": row, "method": name, "mean": ours.mean, "std": ours.std, "paper": theirs, "n": ours.num})
+    text = (
+        f"# FedLPA, table {table}: accuracy (%) after one round\n\nOurs: mean +- standard deviation over seeds. What "
+    )
+    text += "follows the paper's +- is no standard deviation over its three partitions and is left out.\n\n"
+    text += report.markdown(["cell", "method", "ours", "paper", "diff.", "seeds"], lines)
+    text += f"\nMore cells, for example: `{LINES['table']}`\n"
+    report.write(arguments.to, f"fedlpa_table{table}", text + report.describe_notes(notes), output)
+
+
+def make_costs(table: str, arguments: Namespace) -> None:
+    """Bytes as they were sent, and seconds; the paper's minutes are of another machine and 200 epochs."""
+    runs, notes = report.find_runs(arguments.runs, arguments.where, lambda config: row_of(config) is not None)
+    need(runs, f"table {table}", LINES["table"])
+    lines: list[list[str]] = []
+    for run in sorted(runs, key=lambda run: (str(row_of(run.config)), run.config["method.name"])):
+        timing = records.read_table(run.folder / records.TIMING)[-1]
+        client, server = float(timing["client_seconds"] or 0), float(timing["server_seconds"] or 0)
+        sent = float(run.final["bytes_up"] or 0) / 1e6
+        name = f"{run.config['method.name']}, seed {run.config['seed']}"
+        lines.append([str(row_of(run.config)), name, f"{sent:.2f}", f"{client:.1f}", f"{server:.1f}"])
+    text = f"# FedLPA, table {table}: what a round costs\n\n"
+    text += report.markdown(["cell", "method", "MB sent by all clients", "client seconds", "server seconds"], lines)
+    text += "\nThe paper prints 2.77 MB for FedLPA and 2.47 for FedAvg (CIFAR-10, 10 clients). By its own formula, the "
+    text += "model and the upper triangles of all A and B, it is 7.16 MB: 4 bytes times 62 006 + 117 081, times 10.\n"
+    head = ["cell", "method", "megabytes", "client_seconds", "server_seconds"]
+    rows = [dict(zip(head, line, strict=True)) for line in lines]
+    report.write(arguments.to, f"fedlpa_table{table}", text + report.describe_notes(notes), rows)
+
+
+# Figures 1, 4 and 5: the last hidden layer
+
+
+def features(worker: "Worker", vector: Any, x: Any) -> Floats:
+    """What the network's last linear layer gets, for the inputs x, (n, d)."""
+    import torch
+    from torch import nn
+
+    model = worker.task.model
+    model.load(vector)
+    model.module.eval()
+    last = [layer for layer in model.module.modules() if isinstance(layer, nn.Linear)][-1]
+    seen: list[torch.Tensor] = []
+    handle = last.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    with torch.inference_mode():
+        model(x)
+    handle.remove()
+    return seen[0].cpu().numpy()
+
+
+def find_pictures(arguments: Namespace) -> dict[str, Run]:
+    def keep(config: Config) -> bool:
+        alpha = config.get("partition.alpha")
+        return config["dataset.name"] == "mnist" and alpha == 0.05 and row_of(config) is not None
+
+    runs, _ = report.find_runs(arguments.runs, arguments.where, keep)
+    need(runs, "MNIST with beta 0.05", LINES["pictures"])
+    return {run.config["method.name"]: run for run in sorted(runs, key=lambda run: -run.config["seed"])}
+
+
+def pictures_of(command: str, runs: dict[str, Run]) -> Iterator[tuple[str, "Worker", Any]]:
+    """Title, worker and parameters of every network that the figure shows."""
+    from safetensors.torch import load_file
+
+    from bfl_bench.build import reload
+
+    if command == "figure4":
+        run = next((run for run in runs.values() if (run.folder / records.MESSAGES).exists()), None)
+        need(run, "MNIST with beta 0.05 that keeps its messages", LINES["pictures"])
+        assert run is not None
+        experiment, _ = reload(run.folder)
+        for client in range(len(experiment.worker.task.sizes)):
+            file = run.folder / records.MESSAGES / f"round-1-client-{client}.safetensors"
+            yield f"client {client + 1}", experiment.worker, load_file(file)["params"]
+        return
+    for name, run in runs.items():
+        if name.startswith("fedlpa") == (command == "figure1") and name != "fedov":  # an ensemble has no one layer
+            experiment, state = reload(run.folder)
+            yield METHODS[name], experiment.worker, state["params"]
+
+
+def make_pictures(command: str, arguments: Namespace) -> None:
+    from matplotlib.figure import Figure
+    from sklearn.manifold import TSNE
+
+    pictures = list(pictures_of(command, find_pictures(arguments)))
+    need(pictures, f"the methods of {command}", LINES["pictures"])
+    columns = min(5, len(pictures))
+    rows = -(-len(pictures) // columns)
+    figure = Figure(figsize=(3.2 * columns, 3.4 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.axis("off")
+    cells: list[dict[str, object]] = []
+    for axes, (title, worker, vector) in zip(grid.flat, pictures, strict=False):
+        x, y = worker.train.x[:2000], worker.train.y[:2000].cpu().numpy()
+        embedded = TSNE(random_state=0, init="pca", perplexity=30).fit_transform(features(worker, vector, x))
+        points = axes.scatter(*embedded.T, c=y, s=3, cmap="tab10", vmin=-0.5, vmax=9.5)
+        axes.set_title(title, fontsize=10)
+        neighbours = neighbour_agreement(embedded, y)
+        cells.append({"network": title, "nearest neighbour of the same class (%)": 100 * neighbours})
+    figure.colorbar(points, ax=grid, ticks=range(10), shrink=0.7)
+    text = f"# FedLPA, {command}: t-SNE of the last hidden layer, 2000 training images of MNIST, beta 0.05, seed 0\n\n"
+    text += report.markdown(list(cells[0]), [[str(c["network"]), f"{list(c.values())[1]:.1f}"] for c in cells])
+    report.write(arguments.to, f"fedlpa_{command}", text, cells)
+    report.save_figure(figure, arguments.to, f"fedlpa_{command}")
+
+
+def neighbour_agreement(points: Floats, labels: Floats) -> float:
+    """Share of points whose nearest neighbour has the same label: a number beside the picture."""
+    from sklearn.neighbors import NearestNeighbors
+
+    _, nearest = NearestNeighbors(n_neighbors=2).fit(points).kneighbors(points)
+    return float((labels[nearest[:, 1]] == labels).mean())
+
+
+# Figure 2: more rounds
+
+
+def curve_of(run: Run) -> list[float]:
+    """Global accuracy in percent, round by round."""
+    return [100 * float(row["ga"] or 0) for row in records.read_table(run.folder / records.METRICS)]
+
+
+def make_figure2(arguments: Namespace) -> None:
+    from matplotlib.figure import Figure
+
+    def keep(config: Config) -> bool:
+        beta = config.get("partition.alpha")
+        return config["dataset.name"] == "mnist" and beta == 0.5 and config["num_clients"] == 10
+
+    runs, notes = report.find_runs(arguments.runs, arguments.where, keep)
+    several = [run for run in runs if run.config["rounds"] > 1]
+    need(several, "several rounds of MNIST with beta 0.5", LINES["figure2"])
+    starts = {run.folder.name: run for run in runs}
+    curves: dict[str, list[float]] = {}
+    for run in several:
+        name, start = METHODS[run.config["method.name"]], starts.get(run.config["given.start"])
+        if start is None:
+            curves[name] = curve_of(run)
+        else:
+            curves[f"{METHODS[start.config['method.name']]} once, then {name}"] = curve_of(start) + curve_of(run)
+    if not any("then" in name for name in curves):
+        once = [run for run in runs if run.config["rounds"] == 1 and "fedlpa" in run.config["method.name"]]
+        line = "bfl-run experiment=fedlpa_released dataset=mnist"
+        line += f" method=fedavg rounds=9 given.start={once[0].folder}" if once else ""
+        notes.append(f"no run of FedLPA once, then FedAvg. The next step: `{line}`")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, curve in curves.items():
+        axes.plot(range(1, len(curve) + 1), curve, marker="o", ms=3, label=name)
+    axes.set(xlabel="round", ylabel="global accuracy (%)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    rows = [[name, f"{curve[0]:.2f}", f"{curve[-1]:.2f}", str(len(curve))] for name, curve in curves.items()]
+    text = "# FedLPA, figure 2: MNIST, beta 0.5, accuracy (%)\n\n"
+    text += report.markdown(["method", "first round", "last round", "rounds"], rows)
+    cells = [{"method": n, "round": i + 1, "accuracy": v} for n, curve in curves.items() for i, v in enumerate(curve)]
+    report.write(arguments.to, "fedlpa_figure2", text + report.describe_notes(notes), cells)
+    report.save_figure(figure, arguments.to, "fedlpa_figure2")
+
+
+# Figure 3: the Fisher matrix
+
+
+def make_figure3(arguments: Namespace) -> None:
+    """The empirical Fisher of a whole network and the blocks that FedLPA keeps of it, on 2000 training images."""
+    import torch
+    from matplotlib.colors import SymLogNorm
+    from matplotlib.figure import Figure
+    from torch.func import functional_call, grad, vmap
+    from torch.nn.functional import cross_entropy
+
+    from bfl_bench import kronecker
+    from bfl_bench.build import reload
+    from bfl_bench.method import Client
+
+    runs, notes = report.find_runs(arguments.runs, arguments.where, lambda config: config["model.name"] == "conv3")
+    need(runs, "the network conv3", LINES["figure3"])
+    experiment, state = reload(runs[0].folder)
+    worker, model = experiment.worker, experiment.worker.task.model
+    layers = kronecker.find_layers(model)
+    client = Client(0, worker.train, worker.client_indices[0][:2000], worker.augment)
+    x, y = client.gather(torch.arange(len(client)), torch.Generator())
+    tensors = {entry.name: entry.view(state["params"]) for entry in model.layout.entries}
+
+    def loss(parameters: dict[str, torch.Tensor], example: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(functional_call(model.module, parameters, (example[None],)), label[None])
+
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(tensors, x, y)
+    parts = [
+        torch.cat([gradients[f"{layer.name}.weight"].flatten(2), gradients[f"{layer.name}.bias"][:, :, None]], dim=2)
+        for layer in layers
+    ]
+    flat = torch.cat([part.flatten(1) for part in parts], dim=1).double()
+    full = flat.T @ flat / len(y)
+    factors = kronecker.factors(worker.task, state["params"], client, torch.Generator(), "kfac")
+    products = [torch.kron(b, a) for a, b in (factors[layer.name] for layer in layers)]
+    blocks = torch.block_diag(*products).double()  # type: ignore[no-untyped-call]
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    scale = float(full.abs().quantile(0.9999)) if full.numel() < 16_000_000 else float(full.abs().max())
+    for axes, (title, matrix) in zip(
+        figure.subplots(1, 2), (("empirical Fisher", full), ("Kronecker blocks", blocks)), strict=True
+    ):
+        image = axes.imshow(matrix, cmap="RdBu_r", norm=SymLogNorm(scale / 1000, vmin=-scale, vmax=scale))
+        axes.set_title(f"{title}, {len(full)} parameters")
+    figure.colorbar(image, ax=axes, shrink=0.8)
+    cells: list[dict[str, object]] = []
+    start = 0
+    for layer, part in zip(layers, parts, strict=True):
+        here = slice(start, start + part[0].numel())
+        start = here.stop
+        exact, kept = full[here, here], blocks[here, here]
+        cosine = float((exact * kept).sum() / (exact.norm() * kept.norm()))
+        share = float(exact.square().sum() / full.square().sum())
+        cells.append({"layer": f"{layer.name}: {layer.module}", "cosine": cosine, "share of the squared norm": share})
+    inside = sum(float(str(cell["share of the squared norm"])) for cell in cells)
+    text = "# FedLPA, figure 3: the Fisher matrix of a network and its Kronecker blocks\n\n"
+    rows = [[str(c["layer"]), f"{c['cosine']:.3f}", f"{c['share of the squared norm']:.3f}"] for c in cells]
+    text += report.markdown(["layer", "cosine of block and its approximation", "share of the squared norm"], rows)
+    text += f"\nThe diagonal blocks hold {100 * inside:.1f} % of the squared norm of the whole.\n"
+    report.write(arguments.to, "fedlpa_figure3", text + report.describe_notes(notes), cells)
+    report.save_figure(figure, arguments.to, "fedlpa_figure3")
+
+
+# Figure 6: two Gaussians
+
+
+MEANS = np.array([[-1.0, 0.4], [1.2, 0.9]])
+PRECISIONS = np.array([[[2.0, -1.5], [-1.5, 1.6]], [[1.2, 1.0], [1.0, 2.4]]])
+
+
+def mean_of_product(precisions: Floats) -> Floats:
+    return np.asarray(np.linalg.solve(precisions.sum(0), np.einsum("kij,kj->i", precisions, MEANS)))
+
+
+def draw_contours(axes: "Axes", mean: Floats, precision: Floats, **style: Any) -> None:
+    x, y = np.meshgrid(np.linspace(-4, 4, 300), np.linspace(-3, 5, 300))
+    difference = np.stack([x, y], axis=-1) - mean
+    axes.contour(x, y, np.einsum("...i,ij,...j", difference, precision, difference), levels=[0.5, 2, 4.5], **style)
+
+
+def make_figure6(arguments: Namespace) -> None:
+    from matplotlib.figure import Figure
+
+    combined = {
+        "FedAvg": MEANS.mean(0),
+        "diagonal Fisher": mean_of_product(PRECISIONS * np.eye(2)),
+        # one linear output with two inputs: A is the whole precision and B a number, so nothing is lost
+        "Kronecker": mean_of_product(PRECISIONS),
+    }
+    figure = Figure(figsize=(5.5, 5), layout="constrained")
+    axes = figure.subplots()
+    for mean, precision, color in zip(MEANS, PRECISIONS, ("C0", "C1"), strict=True):
+        draw_contours(axes, mean, precision, colors=color, linewidths=0.8)
+    draw_contours(axes, combined["Kronecker"], PRECISIONS.sum(0), colors="0.5", linestyles="--", linewidths=0.8)
+    cells: list[dict[str, object]] = []
+    for (name, mean), marker in zip(combined.items(), "sv*", strict=True):
+        axes.plot(*mean, marker, ms=12 if marker == "*" else 8, label=name, c="black", mfc="white")
+        log_density = -0.5 * sum(float((mean - m) @ p @ (mean - m)) for m, p in zip(MEANS, PRECISIONS, strict=True))
+        cells.append({"way": name, "x": float(mean[0]), "y": float(mean[1]), "log density": log_density})
+    axes.set(xlabel="weight 1", ylabel="weight 2", title="two clients' posteriors and their product (dashed)")
+    axes.legend()
+    rows = [[str(c["way"]), f"{c['x']:.3f}", f"{c['y']:.3f}", f"{c['log density']:.3f}"] for c in cells]
+    text = "# FedLPA, figure 6: two Gaussians\n\nThe paper does not give its numbers; these are ours.\n\n"
+    text += report.markdown(["way", "weight 1", "weight 2", "log density of the product, without its constant"], rows)
+    report.write(arguments.to, "fedlpa_figure6", text, cells)
+    report.save_figure(figure, arguments.to, "fedlpa_figure6")
+
+
+COMMANDS: dict[str, Callable[[Namespace], None]] = {
+    **{f"table{table}": partial(make_table, table) for table in ("1", "2", "3", "5", "6", "7", "8", "9", "10", "11")},
+    **{f"table{table}": partial(make_costs, table) for table in ("4", "12")},
+    **{f"figure{number}": partial(make_pictures, f"figure{number}") for number in (1, 4, 5)},
+    "figure2": make_figure2,
+    "figure3": make_figure3,
+    "figure6": make_figure6,
+}
+
+if __name__ == "__main__":
+    try:
+        chosen = report.parse_arguments(__doc__ or "", COMMANDS)
+        COMMANDS[chosen.command](chosen)
+    except report.ReportError as error:
+        sys.exit(str(error))
