@@ -8,6 +8,7 @@ outputs (Martens and Grosse 2015; for convolutions Grosse and Martens 2016).
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -95,9 +96,10 @@ def factors(
     with _recorded(layers) as recorded:
         for positions in torch.split(torch.arange(num_examples, device=vector.device), _EXAMPLES_AT_ONCE):
             x, y = client.gather(positions, rng)
-            model.backward(F.cross_entropy(model(x), y, reduction="sum"))  # so that examples do not share a 1/n
-            for layer in layers:
-                inputs, gradients = recorded[layer.name]
+            loss = F.cross_entropy(model(x), y, reduction="sum")  # so that examples do not share a 1/n
+            slopes_of = torch.autograd.grad(loss, [recorded[layer.name][1] for layer in layers])
+            for layer, gradients in zip(layers, slopes_of, strict=True):
+                inputs = recorded[layer.name][0]
                 rows = layer.rows(inputs).flatten(0, 1)
                 num_positions = len(rows) // len(y)
                 slopes = gradients.flatten(2).transpose(1, 2).flatten(0, 1) if gradients.dim() == 4 else gradients
@@ -114,19 +116,15 @@ _EXAMPLES_AT_ONCE = 256
 
 @contextmanager
 def _recorded(layers: list[Layer]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """While it lasts, a backward pass leaves here the inputs of each layer and the gradients of its outputs."""
+    """While it lasts, a forward pass leaves here the inputs and the outputs of each layer."""
     recorded: dict[str, tuple[Tensor, Tensor]] = {}
+    names: dict[nn.Module, str] = {layer.module: layer.name for layer in layers}
 
-    def watch(layer: Layer) -> torch.utils.hooks.RemovableHandle:
-        def on_forward(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs = arguments[0].detach()
-            output.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient: recorded.update({layer.name: (inputs, gradient)})
-            )
+    def on_forward(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        recorded[names[module]] = (arguments[0].detach(), output)
+        return output.clone()  # what follows may work in place
 
-        return layer.module.register_forward_hook(on_forward)
-
-    handles = [watch(layer) for layer in layers]
+    handles = [layer.module.register_forward_hook(on_forward) for layer in layers]
     try:
         yield recorded
     finally:
@@ -170,9 +168,16 @@ class Posteriors:
     means: Tensor  # (K, out, in + 1)
     weights: Tensor  # (K,)
 
+    @cached_property
+    def _stacked(self) -> tuple[Tensor, Tensor]:
+        """All p_k B_k, (out K, out), row by row of the matrices, and all A_k, (K in, in), one below the other."""
+        weighted = self.weights[:, None, None] * self.b
+        return weighted.transpose(0, 1).flatten(0, 1), self.a.flatten(0, 1)
+
     def apply(self, matrix: Tensor) -> Tensor:
-        """sum_k p_k B_k M A_k: the precision of the product, applied to M."""
-        return torch.einsum("k,kij->ij", self.weights, self.b @ matrix @ self.a)
+        """sum_k p_k B_k M A_k: the precision of the product, applied to M; two large products for all clients."""
+        stacked_b, stacked_a = self._stacked
+        return (stacked_b @ matrix).view(len(matrix), -1) @ stacked_a
 
     def right_side(self) -> Tensor:
         """sum_k p_k B_k M_k A_k."""

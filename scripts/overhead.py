@@ -6,7 +6,8 @@ The runner against a bare PyTorch loop that takes the same SGD steps. Ours is th
 checkpoint after every round, on a test set of one example, so that evaluation does not count; the accuracy printed was
 taken on training data afterwards. The bare loop copies the model for each client, trains it with torch.optim.SGD on
 batches indexed out of a tensor (no DataLoader), and averages the parameters. Then a client's training with `fvb` and
-with `fola` against FedAvg's, on LeNet; and what FedLPA adds, on client and server. Two loops alternate within one process on one thread; the median ratio counts.
+with `fola` against FedAvg's, on LeNet, and what FedLPA adds, on client and server. Two loops alternate within one
+process on one thread; the median ratio counts.
 """
 
 import argparse
@@ -168,7 +169,7 @@ def compare_fedlpa(data: Split, fedavg: Method, repeats: int) -> None:
     print(f"LeNet, one epoch of 20 steps of 64: fedlpa / fedavg = {describe(compare(loops, repeats))}")
     task = Task(model, LocalSettings(2, 64, LR, 0.9, 1e-5, None), 1.0, (128,) * 10)
     state = fedlpa.init(task, torch.Generator())
-    clients = [Client(i, data, part, None) for i, part in enumerate(torch.arange(1280).split(128))]
+    clients = [Client(i, data, part, None) for i, part in enumerate(torch.split(torch.arange(1280), 128))]
     replies = [
         (c.id, fedlpa.client_update(task, state, None, c, torch.Generator().manual_seed(c.id)).message) for c in clients
     ]

@@ -254,3 +254,15 @@ def test_another_layer_is_named(layer: nn.Module) -> None:
     task = make_task(nn.Sequential(layer))
     with pytest.raises(ConfigError, match=type(layer).__name__):
         kronecker.find_layers(task.model)
+
+
+def test_an_activation_that_works_in_place_changes_nothing() -> None:
+    client = make_clients((12, 3), shape=SHAPE)[0]
+    found = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(inplace), nn.Flatten(), nn.Linear(60, 3))
+        task = make_task(module)
+        found.append(kronecker.factors(task, task.model.initial, client, generator(), "kfac"))
+    for name, pair in found[0].items():
+        assert all(torch.equal(one, other) for one, other in zip(pair, found[1][name], strict=True))
