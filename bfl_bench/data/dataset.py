@@ -15,13 +15,22 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 @dataclass(frozen=True)
 class Split:
     x: Tensor  # (n, ...)
-    y: Tensor  # (n,) int64
+    y: Tensor  # (n,) int64, or (n, positions) where every position of a sequence has a label
 
     def __len__(self) -> int:
         return len(self.y)
 
     def to(self, device: torch.device) -> "Split":
         return Split(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Owners:
+    """The natural clients of a dataset: writers, subjects, sensors, roles. A client's test examples are its own too."""
+
+    names: tuple[str, ...]  # of the K clients
+    train: Tensor  # (n,) int64: the client, 0 to K - 1, of each training example
+    test: Tensor  # likewise of each test example
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class Dataset:
     num_classes: int
     augment: Augment | None = None
     normalise: Callable[[Tensor], Tensor] | None = None  # beside `augment`: the same map without augmentation
+    owners: Owners | None = None  # whose examples these are, where the data says so
 
     @property
     def input_shape(self) -> tuple[int, ...]:
