@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+import numpy as np
 import torch
 import yaml
 from torch import nn
@@ -20,7 +21,8 @@ from bfl_bench import records
 from bfl_bench.checkpoint import read_state
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.dataset import Dataset, DatasetConfig, Split
-from bfl_bench.data.partition import Partition, PartitionConfig
+from bfl_bench.data.partition import Natural, Partition, PartitionConfig, deal_test, indices_of
+from bfl_bench.data.partition.partition import Ints
 from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engine import Engine, EvalSettings, Worker
 from bfl_bench.errors import ConfigError
@@ -40,7 +42,7 @@ class Settings:
 
     seed: Annotated[int, AtLeast(0)]
     rounds: Annotated[int, AtLeast(1)]
-    num_clients: Annotated[int, AtLeast(1)]
+    num_clients: Annotated[int, AtLeast(1)] | None
     participation: Annotated[float, Above(0)]
     device: Literal["auto", "cpu", "cuda"]
     threads: Annotated[int, Between(1, 256)]
@@ -77,6 +79,7 @@ class Plan:
     dataset: DatasetConfig
     server_samples: int
     partition: PartitionConfig
+    own_test: bool
     make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
     gaussian: GaussianSettings | None
     method: Method
@@ -113,13 +116,19 @@ def plan(config: Mapping[str, Any]) -> Plan:
             settings.participation,
             "a fraction above 0 up to 1, or a whole number of clients",
         )
-    if settings.participation > max(1, settings.num_clients):
+    if settings.num_clients is not None and settings.participation > max(1, settings.num_clients):
         raise ConfigError("participation", settings.participation, f"at most num_clients, {settings.num_clients}")
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
     dataset = dict(config["dataset"])
     server_samples = dataset.pop("server_samples", 0)
     check_value("dataset.server_samples", server_samples, Annotated[int, AtLeast(0)])
+    partition_node = dict(config["partition"])
+    own_test = partition_node.pop("test", "auto")
+    check_value("partition.test", own_test, Literal["auto", "shared", "per_client"])
+    partition = construct("partition", {"partition": partition_node})
+    if settings.num_clients is None and not isinstance(partition, Natural):
+        raise ConfigError("num_clients", None, f"a number with partition {partition.name}")
     gaussian, model = _split_model(config["model"])
     method = _construct_method(config)
     if gaussian is None and _has_gaussian_layers(method):
@@ -135,13 +144,15 @@ def plan(config: Mapping[str, Any]) -> Plan:
             raise ConfigError("eval.weight_rounds", rounds, "[] unless there are two clients, both in every round")
         if getattr(method, "weights", None) != "size":
             raise ConfigError("eval.weight_rounds", rounds, "[] unless method.weights=size")
+    personal = isinstance(partition, Natural) or bool(getattr(method, "own_test", False))
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,
         device=torch.device("cuda" if use_gpu else "cpu"),
         dataset=construct("dataset", {"dataset": dataset}),
         server_samples=server_samples,
-        partition=construct("partition", config),
+        partition=partition,
+        own_test=own_test == "per_client" or (own_test == "auto" and personal),
         make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),
         gaussian=gaussian,
         method=method,
@@ -258,9 +269,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     data_dir = Path(settings.data_dir).expanduser() if settings.data_dir else default_data_dir()
     dataset, server_x = _hold_out(plan.dataset.load(data_dir), plan.server_samples, settings.seed)
     try:
-        partition = plan.partition.split(
-            dataset.train.y.numpy(), dataset.num_classes, settings.num_clients, settings.seed
-        )
+        dataset, partition, own_test = _split(plan, dataset)
     except ConfigError as error:
         raise error if error.key == "num_clients" else error.below("partition") from None
     model = FlatModel(_make_module(plan, dataset), plan.device)
@@ -278,6 +287,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         settings=plan.eval,
         seed=settings.seed,
         known=known,
+        own_test=None if own_test is None else tuple(torch.from_numpy(own).to(plan.device) for own in own_test),
     )
     experiment = Experiment(
         worker=worker,
@@ -291,6 +301,36 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         start=start,
     )
     return experiment, dataset, partition
+
+
+def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints] | None]:
+    """Who holds which training examples and, where clients have their own, which test examples.
+
+    Test examples that are nobody's are left out then: the test set is all clients' examples together.
+    """
+    settings, labels = plan.settings, first_labels(dataset.train)
+    if isinstance(plan.partition, Natural) and dataset.owners is not None:
+        chosen = plan.partition.choose(len(dataset.owners.names), settings.num_clients, settings.seed)
+        partition = Partition.of(labels, indices_of(dataset.owners.train.numpy(), chosen))
+        own = indices_of(dataset.owners.test.numpy(), chosen)
+    else:
+        assert settings.num_clients is not None or isinstance(plan.partition, Natural)
+        partition = plan.partition.split(labels, dataset.num_classes, settings.num_clients or 1, settings.seed)
+        if not plan.own_test:
+            return dataset, partition, None
+        counts = partition.label_counts(labels, dataset.num_classes)
+        own = deal_test(counts, first_labels(dataset.test), settings.seed)
+    kept = np.sort(np.concatenate(own))
+    if not len(kept):
+        raise ConfigError("test", "per_client", "shared; no client has a test example of its own")
+    dataset = replace(dataset, test=Split(dataset.test.x[kept], dataset.test.y[kept]))
+    return dataset, partition, [np.searchsorted(kept, part) for part in own] if plan.own_test else None
+
+
+def first_labels(split: Split) -> Ints:
+    """One label per example; of a sequence, its first."""
+    y = split.y.numpy()
+    return y if y.ndim == 1 else y[:, 0]
 
 
 def reload(folder: Path) -> tuple[Experiment, Tensors]:
@@ -339,7 +379,8 @@ def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, t
     kept = order[num_samples:].sort().values
     held_out = train.x[order[:num_samples]]
     server_x = held_out if dataset.normalise is None else dataset.normalise(held_out)
-    return replace(dataset, train=Split(train.x[kept], train.y[kept])), server_x
+    owners = dataset.owners and replace(dataset.owners, train=dataset.owners.train[kept])
+    return replace(dataset, train=Split(train.x[kept], train.y[kept]), owners=owners), server_x
 
 
 def _cohort_size(participation: float, sizes: tuple[int, ...]) -> int:

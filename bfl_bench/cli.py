@@ -172,7 +172,7 @@ def resolve(config: "DictConfig") -> dict[str, Any]:
 
 def _describe_run(folder: Path, plan: "Plan", dataset: Any, partition: Any) -> None:
     """The files that say what the run works on, written before its first round."""
-    from bfl_bench import records, show
+    from bfl_bench import build, records, show
     from bfl_bench.environment import describe_environment
 
     digest = partition.digest()
@@ -180,7 +180,7 @@ def _describe_run(folder: Path, plan: "Plan", dataset: Any, partition: Any) -> N
     if earlier is not None and earlier["partition_sha256"] != digest:
         raise RunError(f"{folder} was begun on another split of the data; start over with force=true")
     partition.save(folder / records.PARTITION)
-    counts = partition.label_counts(dataset.train.y.numpy(), dataset.num_classes)
+    counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
     show.draw_partition(counts, folder)
     environment = describe_environment(plan.device, plan.settings.threads)
     records.write_json(folder / records.ENVIRONMENT, {**environment, "partition_sha256": digest})

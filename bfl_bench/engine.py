@@ -11,7 +11,7 @@ import torch
 from bfl_bench.checks import AtLeast
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError
-from bfl_bench.evaluate import Scores, evaluate
+from bfl_bench.evaluate import Scores, predict, score
 from bfl_bench.method import Client, Method, Task, Tensors
 from bfl_bench.posterior import Gaussian
 from bfl_bench.rng import stream
@@ -49,6 +49,7 @@ class Reply:
     memory: Tensors | None
     metrics: dict[str, float]
     scores: Scores | None  # of the local model on the global test set
+    own_scores: Scores | None  # of the local model on the client's own test examples
     train_seconds: float
     evaluation_seconds: float
 
@@ -66,6 +67,7 @@ class Worker:
     settings: EvalSettings
     seed: int
     known: Gaussian | None = None  # a posterior that is taken as the true one
+    own_test: tuple[torch.Tensor, ...] | None = None  # per client, its own examples in the test set
 
     def run(self, broadcast: Tensors, job: Job) -> Reply:
         started = time.perf_counter()
@@ -75,7 +77,10 @@ class Worker:
         where = f"round {job.round}, client {job.client_id}"
         check_finite({**update.message, **update.local, **update.metrics}, where)
         trained = time.perf_counter()
-        scores = self._evaluate(update.local, names) if job.evaluate_local else None
+        scores = self.score(self._local_draws(update.local, names)) if job.evaluate_local else None
+        own_scores = None
+        if self.own_test is not None and len(own := self.own_test[job.client_id]):
+            own_scores = self.score(self._local_draws(update.local, names), own)
         metrics = update.metrics if self.known is None else {**update.metrics, "lf": self.distance(update.local)}
         return Reply(
             client_id=job.client_id,
@@ -83,14 +88,14 @@ class Worker:
             memory=update.memory,
             metrics=metrics,
             scores=scores,
+            own_scores=own_scores,
             train_seconds=trained - started,
             evaluation_seconds=time.perf_counter() - trained,
         )
 
-    def _evaluate(self, model: Tensors, names: tuple[str, int, int]) -> Scores:
+    def _local_draws(self, model: Tensors, names: tuple[str, int, int]) -> Iterator[torch.Tensor]:
         rng = stream(self.seed, *names, "evaluate")
-        draws = self.method.draws(self.task, model, self.settings.local_draws, rng)
-        return self.score(draws)
+        return self.method.draws(self.task, model, self.settings.local_draws, rng)
 
     def distance(self, model: Tensors) -> float:
         """How far a point model lies from the known posterior."""
@@ -98,18 +103,14 @@ class Worker:
         (vector,) = self.method.draws(self.task, model, 1, stream(self.seed, "distance"))
         return self.known.distance(vector[: self.task.model.layout.num_trainable])
 
-    def score(self, draws: Iterator[torch.Tensor]) -> Scores:
-        """The predictions of parameter draws on the test set."""
-        settings = self.settings
-        return evaluate(
-            self.task.model,
-            draws,
-            self.test,
-            settings.batch_size,
-            settings.ece_bins,
-            settings.nll_epsilon,
-            self.task.data.num_classes if self.task.data else None,
-        )
+    def score(self, draws: Iterator[torch.Tensor], examples: torch.Tensor | None = None) -> Scores:
+        """The predictions of parameter draws on the test set, or on these examples of it."""
+        x, y = (self.test.x, self.test.y) if examples is None else (self.test.x[examples], self.test.y[examples])
+        return score(self.predict(draws, x), y, self.settings.ece_bins, self.settings.nll_epsilon)
+
+    def predict(self, draws: Iterator[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        num_classes = self.task.data.num_classes if self.task.data else None
+        return predict(self.task.model, draws, x, self.settings.batch_size, num_classes)
 
 
 class Engine(Protocol):

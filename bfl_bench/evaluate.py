@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from bfl_bench import metrics
-from bfl_bench.data.dataset import Split
 from bfl_bench.flat import FlatModel
 
 
@@ -21,8 +20,13 @@ class Scores:
 
 
 @torch.inference_mode()
-def predict(model: FlatModel, draws: Iterator[Tensor], x: Tensor, batch_size: int) -> Tensor:
-    """Log of the mean over draws of the predicted probabilities, (n, C). The model is left in the last draw."""
+def predict(
+    model: FlatModel, draws: Iterator[Tensor], x: Tensor, batch_size: int, num_classes: int | None = None
+) -> Tensor:
+    """Log of the mean over draws of the predicted probabilities, (n, C, ...). The model is left in the last draw.
+
+    Of outputs beyond `num_classes`, such as one for "none of these", the prediction is given that it is none.
+    """
     model.module.eval()
     total: Tensor | None = None
     num_draws = 0
@@ -34,25 +38,18 @@ def predict(model: FlatModel, draws: Iterator[Tensor], x: Tensor, batch_size: in
         num_draws += 1
     if total is None:
         raise ValueError("a prediction needs at least one draw of the parameters")
+    if num_classes is not None and total.shape[1] > num_classes:
+        return total[:, :num_classes].log_softmax(1)
     return total - math.log(num_draws)
 
 
-def evaluate(
-    model: FlatModel,
-    draws: Iterator[Tensor],
-    data: Split,
-    batch_size: int,
-    ece_bins: int,
-    nll_epsilon: float = 0.0,
-    num_classes: int | None = None,
-) -> Scores:
-    """Of outputs beyond `num_classes`, such as one for "none of these", the prediction is given that it is none."""
-    log_probabilities = predict(model, draws, data.x, batch_size)
-    if num_classes is not None and log_probabilities.shape[1] > num_classes:
-        log_probabilities = log_probabilities[:, :num_classes].log_softmax(1)
+def score(log_probabilities: Tensor, labels: Tensor, ece_bins: int, nll_epsilon: float = 0.0) -> Scores:
+    """Of predictions (n, C) for labels (n,), or (n, C, positions) for (n, positions): each position then counts."""
+    if log_probabilities.dim() > 2:
+        log_probabilities, labels = log_probabilities.movedim(1, -1).flatten(0, -2), labels.flatten()
     return Scores(
-        accuracy=metrics.accuracy(log_probabilities, data.y),
-        nll=metrics.negative_log_likelihood(log_probabilities, data.y, nll_epsilon),
-        ece=metrics.expected_calibration_error(log_probabilities, data.y, ece_bins),
-        brier=metrics.brier_score(log_probabilities, data.y),
+        accuracy=metrics.accuracy(log_probabilities, labels),
+        nll=metrics.negative_log_likelihood(log_probabilities, labels, nll_epsilon),
+        ece=metrics.expected_calibration_error(log_probabilities, labels, ece_bins),
+        brier=metrics.brier_score(log_probabilities, labels),
     )

@@ -66,7 +66,7 @@ def train_sgd(
     velocity = torch.zeros_like(parameters) if local.momentum else None
     loss_sum = torch.zeros((), device=parameters.device)
     num_correct = torch.zeros((), device=parameters.device, dtype=torch.long)
-    num_steps = 0
+    num_steps = num_seen = 0
     with seeded_globally(derive_seed(rng.initial_seed(), "layers"), parameters.device):  # for noise inside the network
         for x, y, last_epoch in minibatches(client, local, rng):
             if num_samples > 1:
@@ -85,9 +85,9 @@ def train_sgd(
             parameters.add_(gradient, alpha=-local.lr)
             num_steps += 1
             if last_epoch:
-                loss_sum.add_(loss.detach(), alpha=len(y))
+                loss_sum.add_(loss.detach(), alpha=y.numel())
+                num_seen += y.numel()
                 num_correct.add_((logits.detach().argmax(1) == y).sum())
-    num_seen = len(client) * num_samples
     metrics = {"train_loss": loss_sum.item() / num_seen, "train_acc": num_correct.item() / num_seen}
     return Trained(model.vector.clone(), num_steps, metrics)
 

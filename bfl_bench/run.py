@@ -15,6 +15,7 @@ from bfl_bench.engine import Engine, Job, Worker, check_finite
 from bfl_bench.errors import DivergedError
 from bfl_bench.measure import Measured, Row, client_rows, metrics_row, num_bytes, peak_memory_mb, write_summary
 from bfl_bench.method import Method, Tensors
+from bfl_bench.personal import Personal
 from bfl_bench.rng import stream
 
 OnRound = Callable[[int, Row | None], None]
@@ -81,8 +82,10 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         memories: dict[int, Tensors] = {}
         totals = {"bytes_up": 0, "bytes_down": 0}
         finished = 0
+        personal = Personal.begin(worker, state) if worker.own_test is not None else None
     else:
         state, memories, totals, finished = saved.state, saved.memories, saved.notes["totals"], saved.round
+        personal = Personal(worker, saved.notes["personal"]) if worker.own_test is not None else None
     for name, table in tables.items():
         table.resume(saved.notes["lengths"][name] if saved else 0)
 
@@ -103,6 +106,8 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         state, server_metrics = method.server_update(task, state, replies, stream(experiment.seed, "server", round_))
         check_finite({**state, **server_metrics}, f"round {round_}, server")
         server_seconds = time.perf_counter() - started - measured.waited_seconds
+        if personal is not None:
+            personal.update(measured.replies)
         memories |= measured.memories
         unsaved |= measured.memories
         totals["bytes_up"] += measured.bytes_up
@@ -115,6 +120,8 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
             check_finite({"test NLL": scores.nll}, f"round {round_}, server")
             row = metrics_row(round_, scores, measured, task.sizes)
             row |= {**totals, **server_metrics}
+            if personal is not None:
+                row |= personal.row(scores)
             if worker.known is not None:
                 row["ae"] = worker.distance(state)
             for name, alternative in experiment.alternatives.items():
@@ -139,7 +146,8 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         )
         if round_ % experiment.checkpoint_every == 0 or round_ == experiment.rounds:
             lengths = {name: table.length for name, table in tables.items()}
-            checkpoints.save(round_, state, unsaved, {"totals": totals, "lengths": lengths})
+            notes = {"totals": totals, "lengths": lengths, "personal": personal.scores if personal else {}}
+            checkpoints.save(round_, state, unsaved, notes)
             unsaved = {}
         on_round(round_, row)
 

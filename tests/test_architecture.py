@@ -15,7 +15,7 @@ LAYERS = [  # from the bottom
     {"methods", "evaluate", "checkpoint", "environment"},
     {"engine"},
     {"measure"},
-    {"probes"},
+    {"probes", "personal"},
     {"run"},
     {"build"},
     {"outcome"},

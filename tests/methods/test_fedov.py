@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bfl_bench.data.dataset import Split
 from bfl_bench.data.outliers import destroy
 from bfl_bench.errors import ConfigError
-from bfl_bench.evaluate import evaluate
+from bfl_bench.evaluate import predict, score
 from bfl_bench.method import DataInfo, Task
 from bfl_bench.methods.fedov import FedOv
 from tests.composing import SMALL, run_in
@@ -41,7 +40,7 @@ def test_who_does_not_know_abstains() -> None:
     logits = [torch.tensor(row) for row in ([0.0, 2.0, 0.0, 9.0], [0.0, 2.0, 0.0, 9.0], [4.0, 0.0, 0.0, 0.0])]
     models = torch.stack([torch.diag(row).flatten() for row in logits])
     draws = method().draws(task, {"models": models}, 1, generator())
-    scores = evaluate(task.model, draws, Split(torch.ones(1, 4), torch.tensor([0])), 1, 15, num_classes=3)
+    scores = score(predict(task.model, draws, torch.ones(1, 4), 1, num_classes=3), torch.tensor([0]), 15)
     assert scores.accuracy == 1.0
     votes = torch.stack([row.softmax(0) for row in logits]).mean(0)[:3]
     assert scores.nll == pytest.approx(-(votes[0] / votes.sum()).log().item(), rel=1e-5)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bfl_bench import metrics
 from bfl_bench.data.dataset import Split
-from bfl_bench.evaluate import evaluate, predict
+from bfl_bench.evaluate import predict, score
 from bfl_bench.flat import FlatModel
 from tests.federation import CPU, NUM_CLASSES, NUM_FEATURES, generator, make_module, make_split
 
@@ -103,7 +103,7 @@ def test_scores_are_those_of_the_averaged_prediction() -> None:
     labels = np.where(confident, mean.argmax(1), mean.argmin(1))
     data = Split(x, torch.from_numpy(labels))
     one_hot = np.eye(NUM_CLASSES)[labels]
-    scores = evaluate(model, iter(draws), data, 10, ece_bins=2)
+    scores = score(predict(model, iter(draws), data.x, 10), data.y, ece_bins=2)
     assert scores.accuracy == 0.5
     assert scores.nll == pytest.approx(-np.log(mean[np.arange(40), labels]).mean(), rel=ROUNDING)
     assert scores.brier == pytest.approx(((mean - one_hot) ** 2).sum(1).mean(), rel=ROUNDING)
@@ -119,3 +119,18 @@ def test_training_works_after_an_evaluation() -> None:
     assert model.backward(nn.functional.cross_entropy(model(data.x), data.y)).any()
     model.trainable.add_(model.gradient, alpha=-0.1)
     model.assert_views()
+
+
+def test_every_position_of_a_sequence_counts() -> None:
+    log_probabilities = torch.randn(4, 3, 5, generator=generator()).log_softmax(1)
+    labels = torch.randint(3, (4, 5), generator=generator())
+    flat = torch.stack([log_probabilities[i, :, t] for i in range(4) for t in range(5)])
+    assert score(log_probabilities, labels, 7) == score(flat, labels.flatten(), 7)
+
+
+def test_outputs_beyond_the_classes_are_conditioned_away() -> None:
+    model, data = FlatModel(make_module(), CPU), make_split(23)
+    draws = make_draws(model, 2)
+    whole = predict(model, iter(draws), data.x, 10).exp()
+    cut = predict(model, iter(draws), data.x, 10, num_classes=2).exp()
+    torch.testing.assert_close(cut, whole[:, :2] / whole[:, :2].sum(1, keepdim=True), rtol=ROUNDING, atol=ROUNDING)
