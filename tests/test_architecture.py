@@ -11,7 +11,7 @@ LAYERS = [  # from the bottom
     {"data", "models"},
     {"method"},
     {"local", "curvature", "kronecker", "distill"},
-    {"point"},
+    {"point", "variational"},
     {"methods", "evaluate", "checkpoint", "environment"},
     {"engine"},
     {"measure"},

@@ -23,7 +23,7 @@ from bfl_bench.aggregators import Rule, WeightedMean, combine, step_towards
 from bfl_bench.checks import Above, AtLeast, Interval
 from bfl_bench.local import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
-from bfl_bench.models.gaussian import GaussianSettings
+from bfl_bench.variational import Prior, draw, settings_of
 
 
 @dataclass(frozen=True)
@@ -51,33 +51,17 @@ class Fvb:
     def client_update(
         self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
     ) -> Update:
-        layout, clamp = task.model.layout, _settings(task)
+        layout = task.model.layout
         if self.prior == "previous" and broadcast["round"] > 0:
-            prior_mean = broadcast["params"][layout.means]
-            prior_log_variance = clamp.clamp(broadcast["params"][layout.log_variances])
+            log_variance = settings_of(task).clamp(broadcast["params"][layout.log_variances])
+            prior = Prior(broadcast["params"][layout.means], -log_variance)
         else:
-            prior_mean = torch.zeros_like(broadcast["params"][layout.means])
-            prior_log_variance = torch.full_like(prior_mean, math.log(self.prior_variance))
-        prior_precision = (-prior_log_variance).exp()
-        scale = self.beta / len(client)
-
-        def add_kl_gradient(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
-            log_variance = parameters[layout.log_variances]
-            pull = 0.5 * ((clamp.clamp(log_variance) - prior_log_variance).exp() - 1)
-            if (passes := clamp.passes_gradient(log_variance)) is not None:
-                pull *= passes
-            gradient[layout.means].add_((parameters[layout.means] - prior_mean) * prior_precision, alpha=scale)
-            gradient[layout.log_variances].add_(pull, alpha=scale)
-
-        trained = train_sgd(
-            task, broadcast["params"], client, rng, adjust=add_kl_gradient, num_samples=self.train_samples
-        )
+            zero = torch.zeros_like(broadcast["params"][layout.means])
+            prior = Prior(zero, torch.full_like(zero, -math.log(self.prior_variance)))
+        pull = prior.pull(task, self.beta / len(client))
+        trained = train_sgd(task, broadcast["params"], client, rng, adjust=pull, num_samples=self.train_samples)
         model = {"params": trained.vector}
-        log_variance = clamp.clamp(trained.vector[layout.log_variances])
-        distance = (trained.vector[layout.means] - prior_mean).square() * prior_precision
-        ratio = log_variance - prior_log_variance
-        kl = 0.5 * (distance + ratio.exp() - 1 - ratio).sum().item()
-        return Update(message=model, local=model, metrics={**trained.metrics, "kl": kl})
+        return Update(message=model, local=model, metrics={**trained.metrics, "kl": prior.kl(task, trained.vector)})
 
     def server_update(
         self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
@@ -97,13 +81,7 @@ class Fvb:
         return {"params": params, "round": state["round"] + 1}, self._diagnose(task, params)
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
-        layout = task.model.layout
-        mean = model["params"][layout.means]
-        deviation = (0.5 * _settings(task).clamp(model["params"][layout.log_variances])).exp()
-        for _ in range(num if len(mean) else 1):
-            draw = model["params"].clone()
-            draw[layout.means] += deviation * torch.randn(len(mean), generator=rng).to(mean.device)
-            yield draw
+        return draw(task, model["params"], num, rng)
 
     def _diagnose(self, task: Task, params: Tensor) -> dict[str, float]:
         """The norm of all standard deviations, the share of log variances that a clamp holds, and an alarm.
@@ -116,14 +94,9 @@ class Fvb:
             return {}
         typical = log_variance.mean().exp().item()
         lowest, highest = self.alarm_variances
-        passes = _settings(task).clamp(log_variance) == log_variance
+        passes = settings_of(task).clamp(log_variance) == log_variance
         return {
             "std_norm": log_variance.exp().sum().sqrt().item(),
             "clamped": 1 - passes.double().mean().item(),
             "alarm": float(typical > highest) - float(typical < lowest),
         }
-
-
-def _settings(task: Task) -> GaussianSettings:
-    assert task.gaussian is not None  # the builder sees to it for a method with Gaussian layers
-    return task.gaussian

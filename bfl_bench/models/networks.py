@@ -7,7 +7,7 @@ import itertools
 import math
 from typing import Annotated
 
-from torch import nn
+from torch import Tensor, nn
 
 from bfl_bench.checks import AtLeast
 from bfl_bench.errors import ConfigError
@@ -15,13 +15,16 @@ from bfl_bench.errors import ConfigError
 Shape = tuple[int, ...]
 
 
-def mlp(input_shape: Shape, num_classes: int, hidden: list[Annotated[int, AtLeast(1)]]) -> nn.Module:
+def mlp(input_shape: Shape, num_classes: int, hidden: list[Annotated[int, AtLeast(1)]], bias: bool = True) -> nn.Module:
     """Fully connected layers of the given widths with ReLU between them."""
-    widths = [math.prod(input_shape), *hidden]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in itertools.pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+    return nn.Sequential(nn.Flatten(), *_dense(math.prod(input_shape), hidden, num_classes, bias))
+
+
+def _dense(inputs: int, hidden: list[int], outputs: int, bias: bool) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for width, following in itertools.pairwise([inputs, *hidden]):
+        layers += [nn.Linear(width, following, bias), nn.ReLU()]
+    return [*layers, nn.Linear([inputs, *hidden][-1], outputs, bias)]
 
 
 def softmax(input_shape: Shape, num_classes: int) -> nn.Module:
@@ -76,8 +79,59 @@ def cnn(input_shape: Shape, num_classes: int) -> nn.Module:
     return network
 
 
-def _block(in_channels: int, out_channels: int) -> list[nn.Module]:
-    return [nn.Conv2d(in_channels, out_channels, kernel_size=5), nn.MaxPool2d(2), nn.ReLU()]
+def conv(
+    input_shape: Shape, num_classes: int, hidden: list[Annotated[int, AtLeast(1)]], bias: bool = True
+) -> nn.Module:
+    """VIRTUAL's: 5x5 convolutions with 32 and 64 filters that keep the size, pooling after each, then an MLP."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < 4:
+        allowed = f"a network for inputs of shape {input_shape}; conv needs images with sides of at least 4"
+        raise ConfigError("model", "conv", allowed)
+    channels, height, width = input_shape
+    features = 64 * (height // 2 // 2) * (width // 2 // 2)
+    blocks = [*_block(channels, 32, padding=2, bias=bias), *_block(32, 64, padding=2, bias=bias)]
+    return nn.Sequential(*blocks, nn.Flatten(), *_dense(features, hidden, num_classes, bias))
+
+
+class Recurrent(nn.Module):
+    """An LSTM over sequences (n, positions, features) that gives its outputs alone."""
+
+    def __init__(self, inputs: int, units: int, layers: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, units, layers, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.lstm(x)[0]
+        return outputs
+
+
+class ClassesSecond(nn.Module):
+    """(n, positions, classes) to (n, classes, positions), as losses and metrics have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
+def lstm(
+    input_shape: Shape,
+    num_classes: int,
+    embedding: Annotated[int, AtLeast(1)],
+    units: Annotated[int, AtLeast(1)],
+    layers: Annotated[int, AtLeast(1)],
+) -> nn.Module:
+    """Tokens (n, positions) to a prediction at every position: embedding, LSTM layers, one linear layer."""
+    if len(input_shape) != 1:
+        raise ConfigError("model", "lstm", f"a network for inputs of shape {input_shape}; lstm needs sequences")
+    return nn.Sequential(
+        nn.Embedding(num_classes, embedding),
+        Recurrent(embedding, units, layers),
+        nn.Linear(units, num_classes),
+        ClassesSecond(),
+    )
+
+
+def _block(in_channels: int, out_channels: int, padding: int = 0, bias: bool = True) -> list[nn.Module]:
+    convolution = nn.Conv2d(in_channels, out_channels, kernel_size=5, padding=padding, bias=bias)
+    return [convolution, nn.MaxPool2d(2), nn.ReLU()]
 
 
 def _convolved(name: str, input_shape: Shape, out_channels: int) -> tuple[int, int]:

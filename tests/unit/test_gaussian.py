@@ -11,8 +11,14 @@ from scipy import stats
 from torch import Tensor, nn
 
 from bfl_bench.flat import FlatModel
-from bfl_bench.models.gaussian import GaussianLayer, count_layers, make_gaussian
-from bfl_bench.models.networks import lenet
+from bfl_bench.models.gaussian import (
+    GaussianEmbedding,
+    GaussianLayer,
+    GaussianRecurrent,
+    count_layers,
+    make_gaussian,
+)
+from bfl_bench.models.networks import lenet, lstm
 from tests.federation import CPU, make_gaussian_settings
 
 NUM_DRAWS = 20_000
@@ -411,3 +417,63 @@ def test_padding_mode_is_kept() -> None:
     expected = convolution(x)
     layer = make_gaussian(nn.Sequential(convolution), 1, make_gaussian_settings()).eval()
     assert torch.equal(layer(x), expected)
+
+
+def test_sampled_weights_are_shared_by_the_examples_of_a_minibatch() -> None:
+    """One draw per minibatch: equal inputs get equal outputs; over draws, mean and variance are the analytic ones."""
+    layer, plain, x = make_layer("linear", sampling="weights")
+    with torch.no_grad():
+        together = layer.train()(x.expand(5, -1))
+        assert torch.equal(together, together[:1].expand_as(together))
+        draws = torch.stack([layer(x[None])[0] for _ in range(5000)])
+    mean, variance = analytic(layer, plain, x)
+    assert ((draws.mean(0) - mean).abs() < SIGMAS * (variance / 5000).sqrt()).all()
+    torch.testing.assert_close(draws.var(0), variance, rtol=SIGMAS * math.sqrt(2 / 5000), atol=0.0)
+
+
+def make_text_network(**settings: object) -> nn.Module:
+    torch.manual_seed(0)
+    return make_gaussian(lstm((7,), 5, embedding=3, units=4, layers=2), None, make_gaussian_settings(**settings))
+
+
+def test_an_lstm_with_an_embedding_becomes_gaussian() -> None:
+    torch.manual_seed(0)
+    plain = lstm((7,), 5, embedding=3, units=4, layers=2).eval()
+    assert count_layers(plain) == 3
+    gaussian = make_text_network(log_variance_init=-40.0, log_variance_init_std=0.0)
+    x = torch.randint(5, (2, 7))
+    expected = plain(x)
+    assert expected.shape == (2, 5, 7)
+    torch.testing.assert_close(gaussian.eval()(x), expected)
+    torch.testing.assert_close(gaussian.train()(x), expected, rtol=0.0, atol=1e-3)  # a noise of 1e-4 always stays
+    layout = FlatModel(gaussian, CPU).layout
+    weights = 5 * 3 + 16 * 3 + 16 * 4 + 2 * 16 * 4 + 4 * 5
+    assert layout.means.stop - layout.means.start == weights
+    assert layout.log_variances.stop - layout.log_variances.start == weights
+    assert layout.points.stop == 4 * 16 + 5  # biases
+
+
+def test_a_gaussian_embedding_has_the_moments_of_its_rows() -> None:
+    layer = GaussianEmbedding(nn.Embedding(6, 3), make_gaussian_settings())
+    with torch.no_grad():
+        layer.weight_log_variance.uniform_(-3, 0)
+        draws = layer.train()(torch.full((NUM_DRAWS,), 4))
+    variance = layer.weight_log_variance[4].exp().detach()
+    assert ((draws.mean(0) - layer.weight[4]).abs() < SIGMAS * (variance / NUM_DRAWS).sqrt()).all()
+    torch.testing.assert_close(draws.var(0), variance, rtol=SIGMAS * math.sqrt(2 / NUM_DRAWS), atol=0.0)
+
+
+def test_an_lstm_draws_all_its_weights_anew() -> None:
+    gaussian = make_text_network(log_variance_init=-2.0).train()
+    x = torch.randint(5, (1, 7)).expand(2, 7)
+    recurrent = gaussian[1]
+    assert isinstance(recurrent, GaussianRecurrent)
+    embedded = torch.randn(1, 7, 3).expand(2, 7, 3)
+    with torch.no_grad():
+        first, second = recurrent(embedded), recurrent(embedded)
+    assert torch.equal(first[0], first[1])  # one draw per minibatch
+    assert not torch.allclose(first, second)
+    gaussian(x).sum().backward()
+    for name, parameter in gaussian.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bfl_bench import local as local_module
+from bfl_bench.data.dataset import Split
 from bfl_bench.local import Trained, minibatches, train_sgd
 from bfl_bench.method import Client, Task
 from tests.federation import NUM_CLASSES, generator, make_clients, make_task, random_start
@@ -235,3 +236,32 @@ def test_adjust_sees_every_batch_and_the_last_partial_one() -> None:
     sizes: list[int] = []
     train_sgd(task, random_start(task), client, generator(), lambda p, g, x, y: sizes.append(len(y)))
     assert sizes == [3, 3, 1, 3, 3, 1]
+
+
+def test_sequences_train_as_their_positions_would() -> None:
+    """Labels (n, positions): the loss is the mean over all positions, and so are the recorded loss and accuracy."""
+    x = torch.randint(4, (6, 3), generator=generator())
+    y = torch.randint(4, (6, 3), generator=generator(1))
+    torch.manual_seed(0)
+    table = nn.Embedding(4, 4)  # logits of the next token, by token
+
+    class Next(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            logits: Tensor = self.table(tokens)
+            return logits.transpose(1, 2)
+
+    task = make_task(Next(), sizes=(6,), epochs=1, batch_size=6, lr=0.5)
+    start = task.model.initial.clone()
+    trained = train_sgd(task, start, Client(0, Split(x, y), torch.arange(6), None), generator())
+    weight = start.view(4, 4).clone().requires_grad_(True)
+    loss = torch.nn.functional.cross_entropy(weight[x.flatten()], y.flatten())
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    torch.testing.assert_close(trained.vector, (weight - 0.5 * weight.grad).detach().flatten())
+    assert trained.metrics["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    right = weight.detach()[x.flatten()].argmax(1) == y.flatten()
+    assert trained.metrics["train_acc"] == pytest.approx(right.double().mean().item())
