@@ -29,6 +29,7 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.flat import FlatModel
 from bfl_bench.method import DataInfo, LocalSettings, Method, Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings, count_layers, make_gaussian
+from bfl_bench.models.lateral import Lateral
 from bfl_bench.posterior import Gaussian
 from bfl_bench.rng import derive_seed, seeded_globally, stream
 from bfl_bench.run import Experiment
@@ -230,16 +231,22 @@ def _make_module(plan: Plan, dataset: Dataset) -> nn.Module:
         try:
             num_outputs = dataset.num_classes + getattr(plan.method, "extra_outputs", 0)
             module = plan.make_model(dataset.input_shape, num_outputs)
+            private = plan.make_model(dataset.input_shape, num_outputs) if _is_lateral(plan.method) else None
         except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
             raise ConfigError("model", "a network that cannot be made", f"one that can ({error})") from None
         if plan.gaussian is None or layers == 0 or not _has_gaussian_layers(plan.method):
             return module
-        if layers == "auto":
-            return make_gaussian(module, None, plan.gaussian)
         available = count_layers(module)
         if isinstance(layers, int) and layers > available:
             raise ConfigError("model.bayesian_layers", layers, f"at most the {available} layers of the network")
-        return make_gaussian(module, available if layers == "all" else layers, plan.gaussian)
+        num_layers = None if layers == "auto" else available if layers == "all" else layers
+        assert not isinstance(num_layers, str)
+        module = make_gaussian(module, num_layers, plan.gaussian)
+        return Lateral(module, make_gaussian(private, num_layers, plan.gaussian)) if private is not None else module
+
+
+def _is_lateral(method: Method) -> bool:
+    return bool(getattr(method, "lateral", False))
 
 
 def _target(group: str, config: Mapping[str, Any]) -> Callable[..., Any]:

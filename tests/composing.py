@@ -26,6 +26,7 @@ NEEDS = {
     "fedbe": ["dataset.server_samples=20", "method.epochs=2", "method.batch_size=8"],
     "dense": [f"method.{key}" for key in ("epochs=2", "generator_steps=2", "num_images=6", "width=2", "latent=3")],
     "fedlpa_released": ["method.descent_steps=3"],
+    "virtual": ["server.lr=0.3"],
 }
 """What a method needs beside itself."""
 

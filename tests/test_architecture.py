@@ -12,6 +12,7 @@ LAYERS = [  # from the bottom
     {"method"},
     {"local", "curvature", "kronecker", "distill"},
     {"point", "variational"},
+    {"sites"},
     {"methods", "evaluate", "checkpoint", "environment"},
     {"engine"},
     {"measure"},

@@ -1,0 +1,150 @@
+"""VIRTUAL: expectation propagation in a star-shaped Bayesian network, with networks that clients keep to themselves.
+
+Corinzia, Beuret, Buhmann: "Variational Federated Multi-Task Learning", 2019, Algorithm 1. The server's posterior s is a
+product of K site factors s_i, one per client, kept as natural parameters: precision, and shift = precision x mean. A
+client takes its own factor out and its share of the prior in, p^(1/K) s / s_i, the cavity, which is the prior for its
+turn (eq. 3, KL weighted by beta). What it learns becomes its new factor; the ratio of new and old, damped, travels to
+the server, which multiplies. With `private: lateral` a client also has a Gaussian network of its own.
+
+Deviations: training is SGD on means and log variances. Sites start as s^(1/K) of the initial s, so that their product
+is the server's posterior in every round; the step of the server (`server.lr`) is taken by sites and server alike.
+Points, such as biases, are averaged. Where a cavity or the server would be improper, its precision is `min_precision`
+and its mean the server's; these are counted.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.errors import ConfigError
+from bfl_bench.local import train_sgd
+from bfl_bench.method import Client, Task, Tensors, Update, Weights
+from bfl_bench.models.lateral import count_shared
+from bfl_bench.sites import close_gates, natural, prune, pull_as_released, read_private, unprune, write_private
+from bfl_bench.variational import Prior, draw
+
+
+@dataclass(frozen=True)
+class Virtual:
+    gaussian_layers: ClassVar[bool] = True
+    own_test: ClassVar[bool] = True
+
+    name: str
+    weights: Weights
+    private: Literal["lateral", "none"]
+    beta: Annotated[float, AtLeast(0)]
+    prior_variance: Annotated[float, Above(0)]
+    prior_power: Literal["equal", "size"]
+    damping: Annotated[float, Between(0, 1)] | None
+    init_from: Literal["own", "server"]
+    prune: Annotated[float, Between(0, 99.999)]
+    min_precision: Annotated[float, Above(0)]
+    kl: Literal["exact", "released"]
+    evaluation_variance: Annotated[float, Above(0)]
+
+    @property
+    def lateral(self) -> bool:
+        return self.private == "lateral"
+
+    def init(self, task: Task, rng: torch.Generator) -> Tensors:
+        if self._step(task) == 0:
+            allowed = "a number above 0 with server.lr=1: as 1 - server.lr it is 0 and nothing moves"
+            raise ConfigError("method.damping", self.damping, allowed)
+        if count_shared(task.model.layout)[1] == 0:
+            raise ConfigError(
+                "model.bayesian_layers", 0, "auto, all or a number above 0; virtual needs Gaussian layers"
+            )
+        params = task.model.initial.clone()
+        close_gates(task, params)
+        precision, shift = natural(task, params)
+        return {"params": params, "precision": precision, "shift": shift}
+
+    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
+        """The site s^(power) of the initial server posterior, and the initial private network."""
+        precision, shift = natural(task, task.model.initial)
+        power = self._power(task, client_id)
+        memory = {"precision": power * precision, "shift": power * shift}
+        return memory | {"private": read_private(task, task.model.initial)}
+
+    def broadcast(self, task: Task, state: Tensors) -> Tensors:
+        return dict(state)
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+    ) -> Update:
+        assert memory is not None
+        layout = task.model.layout
+        num_points, num_means = count_shared(layout)
+        precision = broadcast["precision"] - memory["precision"]
+        precision += self._power(task, client.id) / self.prior_variance
+        improper = precision < self.min_precision
+        server_mean = broadcast["shift"] / broadcast["precision"]
+        precision = torch.where(improper, self.min_precision, precision)
+        mean = torch.where(improper, server_mean, (broadcast["shift"] - memory["shift"]) / precision)
+
+        start = broadcast["params"].clone()
+        write_private(task, start, memory["private"])
+        if self.init_from == "own" and "own" in memory:
+            start[layout.means][:num_means], start[layout.log_variances][:num_means] = memory["own"]
+        num_private = layout.means.stop - layout.means.start - num_means
+        prior_precision = torch.cat([precision, precision.new_full((num_private,), 1 / self.prior_variance)])
+        prior_mean = torch.cat([mean, mean.new_zeros(num_private)])
+        prior = Prior(prior_mean.to(start.dtype), prior_precision.log().to(start.dtype))
+        scale = self.beta / len(client)
+        pull = prior.pull(task, scale) if self.kl == "exact" else pull_as_released(prior, task, scale)
+        trained = train_sgd(task, start, client, rng, adjust=pull)
+
+        new_precision, new_shift = natural(task, trained.vector)
+        changes = torch.stack([new_precision - broadcast["precision"], new_shift - broadcast["shift"]])
+        message = prune(self._step(task) * changes, self.prune)
+        change = unprune(message, num_means)
+        memory = {
+            "precision": memory["precision"] + change[0],
+            "shift": memory["shift"] + change[1],
+            "private": read_private(task, trained.vector),
+        }
+        if self.init_from == "own":
+            memory["own"] = torch.stack([trained.vector[s][:num_means] for s in (layout.means, layout.log_variances)])
+        message["points"] = trained.vector[layout.points][:num_points].clone()
+        metrics = trained.metrics | {"kl": prior.kl(task, trained.vector), "improper": float(improper.sum())}
+        return Update(message, {"params": trained.vector}, memory, metrics)
+
+    def server_update(
+        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+    ) -> tuple[Tensors, dict[str, float]]:
+        layout = task.model.layout
+        num_points, num_means = count_shared(layout)
+        points = WeightedMean()
+        precision, shift = state["precision"].clone(), state["shift"].clone()
+        for client_id, message in replies:
+            change = unprune(message, num_means)
+            precision, shift = precision + change[0], shift + change[1]
+            points.add(message["points"], task.weight(self.weights, client_id))
+        improper = precision < self.min_precision
+        precision = torch.where(improper, self.min_precision, precision)
+        shift = torch.where(improper, precision * state["shift"] / state["precision"], shift)
+        params = state["params"].clone()
+        params[layout.points][:num_points] = step_towards(
+            params[layout.points][:num_points], points.result(), task.server_lr
+        )
+        params[layout.means][:num_means] = (shift / precision).to(params.dtype)
+        params[layout.log_variances][:num_means] = -precision.log().to(params.dtype)
+        new = {"params": params, "precision": precision, "shift": shift}
+        return new, {"server_improper": float(improper.sum())}
+
+    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
+        is_server = "precision" in model
+        return draw(task, model["params"], num, rng, self.evaluation_variance if is_server else 1.0)
+
+    def _step(self, task: Task) -> float:
+        """The power of a new factor against the old one, times the server's step."""
+        return task.server_lr * (1 - task.server_lr if self.damping is None else self.damping)
+
+    def _power(self, task: Task, client_id: int) -> float:
+        """Of the prior in a client's cavity: 1/K over all clients, or n_i/n as in the released code."""
+        return 1 / len(task.sizes) if self.prior_power == "equal" else task.sizes[client_id] / sum(task.sizes)

@@ -1,0 +1,49 @@
+"""A shared network and a private one side by side: the private one's outputs flow into the shared one."""
+
+import torch
+from torch import Tensor, nn
+
+from bfl_bench.errors import ConfigError
+from bfl_bench.flat import Layout
+
+SHARED, GATES = "shared.", "gates"  # names of parameters: how the first begin, and the others' name
+
+
+class Lateral(nn.Module):
+    """After every layer with parameters: shared + gate x private, gates being numbers that are never negative.
+
+    Both start from the input; the private network hears nothing of the shared one. With all gates at zero the shared
+    one is alone.
+    """
+
+    def __init__(self, shared: nn.Module, private: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(shared, nn.Sequential) or not isinstance(private, nn.Sequential):
+            raise ConfigError("method.private", "lateral", "none for a network that is not a sequence of layers")
+        self.shared, self.private = shared, private
+        num_layers = sum(_has_parameters(layer) for layer in shared)
+        self.gates = nn.Parameter(0.1 * torch.rand(num_layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared = private = x
+        number = 0
+        for layer, own in zip(self.shared, self.private, strict=True):
+            shared, private = layer(shared), own(private)
+            if _has_parameters(layer):
+                shared = shared + self.gates[number].clamp(min=0.0) * private
+                number += 1
+        return shared
+
+
+def _has_parameters(layer: nn.Module) -> bool:
+    return any(True for _ in layer.parameters())
+
+
+def count_shared(layout: Layout) -> tuple[int, int]:
+    """How many points and how many means are shared: they come first. All, in a network without a private part."""
+    entries = [entry for entry in layout.entries if entry.stop <= layout.means.stop]
+    if not any(entry.name.startswith(SHARED) for entry in entries):
+        return layout.points.stop, layout.means.stop - layout.means.start
+    shared = [entry for entry in entries if entry.name.startswith(SHARED)]
+    points = sum(entry.shape.numel() for entry in shared if entry.stop <= layout.points.stop)
+    return points, sum(entry.shape.numel() for entry in shared) - points

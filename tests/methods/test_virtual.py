@@ -1,0 +1,344 @@
+"""VIRTUAL: the exact pooled posterior where there is one, plain variational inference for one client, no dead switch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bfl_bench.aggregators import eaa
+from bfl_bench.errors import ConfigError
+from bfl_bench.flat import FlatModel
+from bfl_bench.local import Adjust, Trained
+from bfl_bench.measure import num_bytes
+from bfl_bench.method import Client, Task, Tensors
+from bfl_bench.methods.fvb import Fvb
+from bfl_bench.methods.virtual import Virtual
+from bfl_bench.models.gaussian import make_gaussian
+from bfl_bench.models.lateral import Lateral, count_shared
+from bfl_bench.sites import natural, prune, read_private, unprune, write_private
+from bfl_bench.variational import Prior
+from tests.federation import (
+    CPU,
+    SIZES,
+    generator,
+    make_clients,
+    make_gaussian_settings,
+    make_gaussian_task,
+    make_local,
+    make_module,
+)
+
+
+def method(**changes: Any) -> Virtual:
+    default = Virtual(
+        name="virtual",
+        weights="size",
+        private="none",
+        beta=0.3,
+        prior_variance=0.7,
+        prior_power="equal",
+        damping=0.5,
+        init_from="own",
+        prune=0.0,
+        min_precision=1e-6,
+        kl="exact",
+        evaluation_variance=1.0,
+    )
+    return replace(default, **changes)
+
+
+def lateral_task(**local: Any) -> Task:
+    settings = make_gaussian_settings()
+    torch.manual_seed(0)
+    networks = [make_gaussian(make_module(), None, settings) for _ in range(2)]
+    return Task(FlatModel(Lateral(*networks), CPU), make_local(**local), 1.0, SIZES, settings)
+
+
+def turn(virtual: Virtual, task: Task, state: Tensors, memory: Tensors | None, client: Client, seed: int = 50) -> Any:
+    memory = memory or virtual.init_client(task, state, client.id)
+    return virtual.client_update(task, virtual.broadcast(task, state), memory, client, generator(seed))
+
+
+# A federation in which everything is Gaussian, so that a turn can be taken exactly
+
+
+class Conjugate:
+    """Stands in for training: clients observe every weight directly, with noise of known precision."""
+
+    def __init__(self, task: Task, beta: float) -> None:
+        num = task.model.layout.means.stop - task.model.layout.means.start
+        draw = generator(4)
+        self.beta = beta
+        self.precisions = torch.rand(len(task.sizes), num, generator=draw, dtype=torch.float64) * 50 + 1
+        self.observed = torch.randn(len(task.sizes), num, generator=draw, dtype=torch.float64)
+
+    def __call__(
+        self, task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust | None = None
+    ) -> Trained:
+        """The cavity is read off the pull of the prior; times the likelihood it is the client's exact posterior."""
+        assert adjust is not None
+        layout, scale = task.model.layout, self.beta / len(client)
+        probe, gradient = torch.zeros_like(start), torch.zeros_like(start)
+        adjust(probe, gradient, start, start)
+        precision = 2 * gradient[layout.log_variances].double() / scale + 1
+        shift = -gradient[layout.means].double() / scale
+        precision, shift = precision + self.precisions[client.id], shift + (self.precisions * self.observed)[client.id]
+        trained = start.clone()
+        trained[layout.means] = (shift / precision).float()
+        trained[layout.log_variances] = -precision.log().float()
+        return Trained(trained, 1, {"train_loss": 0.0, "train_acc": 0.0})
+
+    def pooled(self, prior_variance: float) -> tuple[Tensor, Tensor]:
+        precision = 1 / prior_variance + self.precisions.sum(0)
+        return precision, (self.precisions * self.observed).sum(0) / precision
+
+
+@pytest.mark.parametrize("changes", [{}, {"prior_power": "size"}, {"init_from": "server"}])
+def test_the_server_reaches_the_exact_pooled_posterior(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At damping 0.5, half participation and unequal clients; and the sites multiply to the server's posterior."""
+    task = make_gaussian_task(make_gaussian_settings(log_variance_init=-1.0), sizes=(7, 12, 4, 9))
+    clients = make_clients((7, 12, 4, 9))
+    virtual = method(beta=1.0, **changes)
+    conjugate = Conjugate(task, beta=1.0)
+    monkeypatch.setattr("bfl_bench.methods.virtual.train_sgd", conjugate)
+    state = virtual.init(task, generator())
+    memories: dict[int, Tensors] = {}
+    for round_ in range(120):
+        cohort = torch.randperm(4, generator=generator(round_))[:2].sort().values.tolist()
+        replies = []
+        for id_ in cohort:
+            update = turn(virtual, task, state, memories.get(id_), clients[id_])
+            assert update.metrics["improper"] == 0
+            memories[id_] = update.memory
+            replies.append((id_, update.message))
+        state, metrics = virtual.server_update(task, state, iter(replies), generator())
+        assert metrics["server_improper"] == 0
+        sites = [memories.get(i) or virtual.init_client(task, state, i) for i in range(4)]
+        for name in ("precision", "shift"):
+            product = sum(site[name] for site in sites if site is not None)
+            assert isinstance(product, Tensor)
+            torch.testing.assert_close(product, state[name], rtol=1e-9, atol=1e-7)
+    precision, mean = conjugate.pooled(0.7)
+    # turns are taken in float32
+    torch.testing.assert_close(state["precision"], precision, rtol=1e-4, atol=1e-4)
+    layout = task.model.layout
+    torch.testing.assert_close(state["params"][layout.means].double(), mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state["params"][layout.log_variances].double(), -precision.log(), rtol=1e-4, atol=1e-4)
+
+
+def test_one_client_is_plain_variational_inference() -> None:
+    """Over three rounds: the cavity of the only client is the prior itself."""
+    task = make_gaussian_task(sizes=(12,))
+    (client,) = make_clients((12,))
+    virtual = method(damping=1.0, init_from="server")
+    fvb = Fvb("fvb", eaa, "size", 0.3, 0.7, "fixed", 1, [1e-10, 100.0])
+    ours, theirs, memory = virtual.init(task, generator()), fvb.init(task, generator()), None
+    for round_ in range(3):
+        update = turn(virtual, task, ours, memory, client, seed=round_)
+        memory = update.memory
+        ours, _ = virtual.server_update(task, ours, iter([(0, update.message)]), generator())
+        reply = fvb.client_update(task, fvb.broadcast(task, theirs), None, client, generator(round_)).message
+        theirs, _ = fvb.server_update(task, theirs, iter([(0, reply)]), generator())
+        torch.testing.assert_close(ours["params"], theirs["params"], rtol=1e-4, atol=1e-5)  # float32 naturals
+    assert not torch.allclose(ours["params"], task.model.initial, atol=0.05)
+
+
+def test_an_improper_cavity_is_repaired_and_counted() -> None:
+    task, client = make_gaussian_task(), make_clients()[1]
+    virtual = method()
+    state = virtual.init(task, generator())
+    memory = virtual.init_client(task, state, 1)
+    assert memory is not None
+    memory["precision"][:5] = state["precision"][:5] + 9.0  # the client's own factor is sharper than the whole
+    update = turn(virtual, task, state, memory, client)
+    assert update.metrics["improper"] == 5
+    assert all(torch.isfinite(tensor).all() for tensor in (*update.message.values(), *update.memory.values()))
+    assert torch.isfinite(update.local["params"]).all()
+
+
+def test_an_improper_server_is_repaired_and_counted() -> None:
+    task = make_gaussian_task()
+    virtual = method()
+    state = virtual.init(task, generator())
+    num = len(state["precision"])
+    changes = torch.zeros(2, num)
+    changes[0, :3] = -2 * state["precision"][:3].float()
+    points = state["params"][task.model.layout.points]
+    new, metrics = virtual.server_update(task, state, iter([(0, {"changes": changes, "points": points})]), generator())
+    assert metrics["server_improper"] == 3
+    assert (new["precision"] >= 1e-6).all()
+    means = task.model.layout.means
+    torch.testing.assert_close(new["params"][means], state["params"][means])  # of the broken ones too
+
+
+def test_pruning_keeps_the_strongest_and_counts_what_is_sent() -> None:
+    changes = torch.tensor([[4.0, 1.0, 100.0, 0.25], [6.0, 1.0, 5.0, 2.0]])  # strengths 3, 1, 0.5, 4
+    assert torch.equal(unprune(prune(changes, 0.0), 4), changes.double())
+    half = prune(changes, 50.0)
+    assert half["kept"].tolist() == [0, 3]
+    assert torch.equal(unprune(half, 4), (changes * torch.tensor([1.0, 0.0, 0.0, 1.0])).double())
+    assert num_bytes(half) == 2 * (4 + 4 + 4)
+    assert num_bytes(prune(changes, 0.0)) == 4 * (4 + 4)
+
+
+def test_a_client_keeps_only_what_it_sent() -> None:
+    """Pruned or not, the site moves by the message, so that sites and server stay together."""
+    task, client = make_gaussian_task(), make_clients()[1]
+    virtual = method(prune=75.0)
+    state = virtual.init(task, generator())
+    before = virtual.init_client(task, state, 1)
+    assert before is not None
+    update = turn(virtual, task, state, None, client)
+    change = unprune(update.message, len(state["precision"]))
+    assert (change[0] != 0).double().mean() < 0.3
+    torch.testing.assert_close(update.memory["precision"] - before["precision"], change[0], rtol=1e-9, atol=1e-9)
+
+
+def test_the_default_damping_is_what_the_server_leaves() -> None:
+    task = replace(make_gaussian_task(), server_lr=0.4)
+    client = make_clients()[1]
+    state = method().init(task, generator())
+    default, given = (turn(method(damping=d), task, state, None, client).message for d in (None, 0.6))
+    assert torch.equal(default["changes"], given["changes"])
+    with pytest.raises(ConfigError, match="nothing moves"):
+        method(damping=None).init(make_gaussian_task(), generator())
+
+
+def test_own_or_server_start() -> None:
+    """With nothing to learn, a client stays where it started: at its own posterior, or at the server's."""
+    task, client = make_gaussian_task(lr=1e-9), make_clients()[1]
+    for init_from in ("own", "server"):
+        virtual = method(init_from=init_from)
+        state = virtual.init(task, generator())
+        first = turn(virtual, task, state, None, client)
+        moved = state | {"params": state["params"] + 0.5}
+        memory = first.memory | ({"own": first.memory["own"] + 0.1} if init_from == "own" else {})
+        second = turn(virtual, task, moved, memory, client).local["params"]
+        expected = memory["own"][0] if init_from == "own" else moved["params"][task.model.layout.means]
+        torch.testing.assert_close(second[task.model.layout.means], expected)
+        assert ("own" in first.memory) == (init_from == "own")  # nothing is kept that is not needed
+
+
+def test_lateral_network_with_closed_gates_is_the_shared_one() -> None:
+    task = lateral_task()
+    module = task.model.module.eval()
+    assert isinstance(module, Lateral)
+    x = torch.randn(3, 5, generator=generator())
+    vector = task.model.initial.clone()
+    state = method(private="lateral").init(task, generator())
+    task.model.load(state["params"])
+    alone = module(x)
+    torch.testing.assert_close(alone, module.shared(x))
+    task.model.load(vector)
+    assert not torch.allclose(module(x), alone)
+    hidden = module.shared[0](x) + module.gates[0] * module.private[0](x)
+    own = module.private[2](torch.tanh(module.private[0](x)))
+    expected = module.shared[2](torch.tanh(hidden)) + module.gates[1] * own
+    torch.testing.assert_close(module(x), expected)
+    with torch.no_grad():
+        module.gates.fill_(-3.0)
+    torch.testing.assert_close(module(x), module.shared(x))  # never negative
+
+
+def test_what_is_private_stays_with_the_client() -> None:
+    task, client = lateral_task(), make_clients()[1]
+    virtual = method(private="lateral")
+    state = virtual.init(task, generator())
+    update = turn(virtual, task, state, None, client)
+    num_points, num_means = count_shared(task.model.layout)
+    assert (num_points, num_means) == (6 + 3, 5 * 6 + 6 * 3)
+    assert update.message["changes"].shape == (2, num_means)
+    assert update.message["points"].shape == (num_points,)
+    assert len(update.memory["private"]) == num_points + 2 + 2 * num_means  # biases, gates, means, log variances
+    new, _ = virtual.server_update(task, state, iter([(1, update.message)]), generator())
+    torch.testing.assert_close(read_private(task, new["params"]), read_private(task, state["params"]))
+    assert not torch.allclose(update.memory["private"], read_private(task, task.model.initial), atol=1e-3)
+    again = turn(virtual, task, new, update.memory, client, seed=51)
+    assert not torch.allclose(again.memory["private"], update.memory["private"], atol=1e-4)
+
+
+def test_private_parts_read_and_write() -> None:
+    task = lateral_task()
+    vector, private = task.model.initial.clone(), torch.arange(9 + 2 + 2 * 48.0)
+    shared = natural(task, vector)
+    write_private(task, vector, private)
+    assert torch.equal(read_private(task, vector), private)
+    assert all(torch.equal(a, b) for a, b in zip(natural(task, vector), shared, strict=True))
+
+
+@pytest.mark.parametrize("kl", ["exact", "released"])
+def test_the_pull_is_the_gradient_of_the_divergence(kl: str) -> None:
+    """Against autograd; the released one divides the prior's shift by the posterior's precision."""
+    from bfl_bench.sites import pull_as_released
+
+    task = make_gaussian_task()
+    layout = task.model.layout
+    num = layout.means.stop - layout.means.start
+    prior = Prior(torch.randn(num, generator=generator(1)), torch.randn(num, generator=generator(2)))
+    vector = (torch.randn(layout.size, generator=generator(3)) * 0.3).requires_grad_(True)
+    mean, log_variance, precision = vector[layout.means], vector[layout.log_variances], prior.log_precision.exp()
+    prior_mean = prior.mean if kl == "exact" else prior.mean * precision * log_variance.exp()
+    ratio = log_variance + prior.log_precision
+    divergence = 0.5 * (precision * (mean - prior_mean).square() + ratio.exp() - 1 - ratio).sum()
+    divergence.backward()  # type: ignore[no-untyped-call]
+    gradient = torch.zeros(layout.num_trainable)
+    pull = prior.pull(task, 0.7) if kl == "exact" else pull_as_released(prior, task, 0.7)
+    pull(vector.detach()[: layout.num_trainable], gradient, vector, vector)
+    assert vector.grad is not None
+    torch.testing.assert_close(gradient, 0.7 * vector.grad[: layout.num_trainable], rtol=1e-4, atol=1e-5)
+    if kl == "exact":
+        assert prior.kl(task, vector.detach()) == pytest.approx(divergence.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"beta": 3.0},
+        {"prior_variance": 0.1},
+        {"prior_power": "size"},
+        {"damping": 0.9},
+        {"init_from": "server"},
+        {"prune": 50.0},
+        {"kl": "released"},
+        {"weights": "uniform"},
+    ],
+)
+def test_every_option_changes_the_second_round(changes: dict[str, Any]) -> None:
+    def run(virtual: Virtual) -> Tensor:
+        task, clients = make_gaussian_task(), make_clients()
+        state, memories = virtual.init(task, generator()), {}
+        for round_ in range(2):
+            updates = [turn(virtual, task, state, memories.get(c.id), c, seed=10 * round_ + c.id) for c in clients]
+            memories = {client.id: update.memory for client, update in zip(clients, updates, strict=True)}
+            replies = [(client.id, update.message) for client, update in zip(clients, updates, strict=True)]
+            state, _ = virtual.server_update(task, state, iter(replies), generator())
+        return state["params"]
+
+    assert not torch.allclose(run(method(**changes)), run(method()), atol=1e-6)
+
+
+def test_evaluation_variance_is_the_servers_alone() -> None:
+    task = make_gaussian_task()
+    virtual = method(evaluation_variance=0.25)
+    state = virtual.init(task, generator())
+    means = task.model.layout.means
+    noise = [
+        next(virtual.draws(task, model, 1, generator()))[means] - state["params"][means]
+        for model in (state, {"params": state["params"]})
+    ]
+    torch.testing.assert_close(noise[0], 0.5 * noise[1])
+
+
+def test_a_network_without_gaussian_layers_is_refused() -> None:
+    task = replace(make_gaussian_task(num_layers=0))
+    with pytest.raises(ConfigError, match="bayesian_layers"):
+        method().init(task, generator())
+
+
+def test_lateral_needs_a_sequence_of_layers() -> None:
+    with pytest.raises(ConfigError, match="not a sequence"):
+        Lateral(nn.Linear(2, 2), nn.Linear(2, 2))
