@@ -56,9 +56,7 @@ class Virtual:
             allowed = "a number above 0 with server.lr=1: as 1 - server.lr it is 0 and nothing moves"
             raise ConfigError("method.damping", self.damping, allowed)
         if count_shared(task.model.layout)[1] == 0:
-            raise ConfigError(
-                "model.bayesian_layers", 0, "auto, all or a number above 0; virtual needs Gaussian layers"
-            )
+            raise ConfigError("model.bayesian_layers", 0, "auto, all or a number above 0 for virtual")
         params = task.model.initial.clone()
         close_gates(task, params)
         precision, shift = natural(task, params)
