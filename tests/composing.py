@@ -27,6 +27,7 @@ NEEDS = {
     "dense": [f"method.{key}" for key in ("epochs=2", "generator_steps=2", "num_images=6", "width=2", "latent=3")],
     "fedlpa_released": ["method.descent_steps=3"],
     "virtual": ["server.lr=0.3"],
+    "virtual_released": ["server.lr=0.3"],
 }
 """What a method needs beside itself."""
 
