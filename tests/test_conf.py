@@ -27,6 +27,8 @@ ALSO = {
 LEFT_OUT = {  # need files: their own tests run them
     *(("dataset", name) for name in ("mnist", "fashion_mnist", "cifar10", "svhn")),
     ("partition", "file"),
+    ("partition", "natural"),
+    ("model", "lstm"),
     *(("experiment", name) for name in FILES["experiment"]),
 }
 
