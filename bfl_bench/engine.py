@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
@@ -113,11 +114,21 @@ class Worker:
         return predict(self.task.model, draws, x, self.settings.batch_size, num_classes)
 
 
+class Runner(Protocol):
+    """An engine at work for one run."""
+
+    def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """The replies to a round's jobs, in their order; jobs are asked for as they can be taken."""
+        ...
+
+
 class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    def run(self, worker: Worker, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]: ...
+    def start(self, worker: Worker) -> AbstractContextManager[Runner]:
+        """For the length of a run; whatever it needs is gone afterwards."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -126,9 +137,18 @@ class Sequential:
 
     name: str
 
-    def run(self, worker: Worker, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
+    @contextmanager
+    def start(self, worker: Worker) -> Iterator[Runner]:
+        yield _OneByOne(worker)
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    worker: Worker
+
+    def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
         for job in jobs:
-            yield worker.run(broadcast, job)
+            yield self.worker.run(broadcast, job)
 
 
 def check_finite(values: Mapping[str, torch.Tensor | float], where: str) -> None:

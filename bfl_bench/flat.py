@@ -10,7 +10,9 @@ Convolution weights (out, in, height, width) lie channels-last in the vector, in
 and the module sees them through `permute`: that memory format makes a convolution step markedly cheaper on a CPU.
 """
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +110,15 @@ class FlatModel:
         self._counters = {tensor: tensor.clone() for tensor in tensors.values()}  # integer buffers
         self._storage = self._pointers()
         self.initial = self.vector.clone()
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy, in another process say, gets storage of its own: from the module, and the initial parameters."""
+        return {"module": copy.deepcopy(self.module), "initial": self.initial}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        initial: Tensor = state["initial"]
+        self.__init__(state["module"], initial.device)  # type: ignore[misc]
+        self.initial = initial
 
     @property
     def trainable(self) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from bfl_bench import probes, records
 from bfl_bench.checkpoint import CheckpointFolder
-from bfl_bench.engine import Engine, Job, Worker, check_finite
+from bfl_bench.engine import Engine, Job, Runner, Worker, check_finite
 from bfl_bench.errors import DivergedError
 from bfl_bench.measure import Measured, Row, client_rows, metrics_row, num_bytes, peak_memory_mb, write_summary
 from bfl_bench.method import Method, Tensors
@@ -57,7 +57,8 @@ def run(experiment: Experiment, folder: Path, on_round: OnRound) -> dict[str, An
         return write_summary(folder, status, reason, experiment.rounds, experiment.partition_info)
 
     try:
-        _run_rounds(experiment, folder, on_round)
+        with experiment.engine.start(experiment.worker) as runner:
+            _run_rounds(experiment, runner, folder, on_round)
     except DivergedError as error:
         return summarise("diverged", str(error))
     except KeyboardInterrupt:
@@ -66,7 +67,7 @@ def run(experiment: Experiment, folder: Path, on_round: OnRound) -> dict[str, An
     return summarise("done", None)
 
 
-def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None:
+def _run_rounds(experiment: Experiment, runner: Runner, folder: Path, on_round: OnRound) -> None:
     worker, method, task = experiment.worker, experiment.worker.method, experiment.worker.task
     tables = {
         records.METRICS: records.Table(folder / records.METRICS, records.METRICS_COLUMNS),
@@ -96,7 +97,7 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
         broadcast = method.broadcast(task, state)
         due = _is_due(round_, worker.settings.every, experiment.rounds)
         replies: Iterable[tuple[int, Tensors]] = _collect(
-            experiment, state, memories, broadcast, cohort, round_, measured
+            experiment, runner, state, memories, broadcast, cohort, round_, measured
         )
         before = state
         started = time.perf_counter()
@@ -154,6 +155,7 @@ def _run_rounds(experiment: Experiment, folder: Path, on_round: OnRound) -> None
 
 def _collect(
     experiment: Experiment,
+    runner: Runner,
     state: Tensors,
     memories: Mapping[int, Tensors],
     broadcast: Tensors,
@@ -174,7 +176,7 @@ def _collect(
         for client in cohort
     )
     asked = time.perf_counter()
-    for reply in experiment.engine.run(worker, broadcast, jobs):
+    for reply in runner.run(broadcast, jobs):
         measured.waited_seconds += time.perf_counter() - asked
         if reply.memory is not None:
             measured.memories[reply.client_id] = reply.memory

@@ -15,7 +15,7 @@ LAYERS = [  # from the bottom
     {"sites"},
     {"methods", "evaluate", "checkpoint", "environment"},
     {"engine"},
-    {"measure"},
+    {"measure", "processes"},
     {"probes", "personal"},
     {"run"},
     {"build"},

@@ -1,0 +1,112 @@
+"""Worker processes: the same bytes as one client after the other, whatever happens to a worker."""
+
+import os
+import pickle
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bfl_bench import records
+from bfl_bench.build import load, plan
+from bfl_bench.errors import ConfigError, RunError
+from bfl_bench.flat import FlatModel
+from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.methods.fedavg import FedAvg
+from bfl_bench.run import Experiment, run
+from tests.composing import SMALL, choose, experiment, resolve, run_in
+from tests.federation import CPU, make_module
+
+PARALLEL = ["engine=processes", "engine.workers=2"]
+EVERYTHING = ["fedavg", "fedbe", "fedcurv", "fedlpa", "fola", "fvb", "scaffold", "virtual"]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in (records.METRICS, records.CLIENTS)}
+
+
+def check_same(tmp_path: Path, *overrides: str) -> None:
+    for name, engine in (("sequential", []), ("processes", PARALLEL)):
+        run_in(tmp_path / name, *overrides, *engine)
+    assert files(tmp_path / "sequential") == files(tmp_path / "processes")
+
+
+def test_the_same_bytes_as_sequential(tmp_path: Path) -> None:
+    check_same(tmp_path, *choose("scaffold"), "participation=0.6", "local.momentum=0.5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", EVERYTHING)
+def test_every_kind_of_method_gives_the_same_bytes(method: str, tmp_path: Path) -> None:
+    check_same(tmp_path, *choose(method), "partition.test=per_client")
+
+
+def test_a_copied_network_has_storage_of_its_own() -> None:
+    model = FlatModel(make_module(), CPU)
+    model.vector.add_(1.0)
+    copy: FlatModel = pickle.loads(pickle.dumps(model))
+    assert torch.equal(copy.vector, model.vector)
+    assert torch.equal(copy.initial, model.initial)
+    copy.assert_views()
+    copy.vector.zero_()
+    assert copy(torch.ones(1, 5)).abs().sum() == 0
+    assert model(torch.ones(1, 5)).abs().sum() > 0
+
+
+@dataclass(frozen=True)
+class Mortal(FedAvg):
+    """The worker that gets client 1 in round 2 is killed, so many times as there are files to take away."""
+
+    marks: str
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+    ) -> Update:
+        if client.id == 1:
+            for mark in sorted(Path(self.marks).iterdir())[:1]:
+                mark.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().client_update(task, broadcast, memory, client, rng)
+
+
+def mortal(marks: Path, num: int, *overrides: str) -> Experiment:
+    marks.mkdir(exist_ok=True)
+    for number in range(num):
+        (marks / str(number)).touch()
+    config: dict[str, Any] = resolve(*SMALL, "method=fedavg", *overrides)
+    config["method"] |= {"_target_": f"{__name__}.Mortal", "marks": str(marks)}
+    return load(plan(config))[0]
+
+
+@pytest.mark.slow
+def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
+    run_in(tmp_path / "whole", *SMALL, "method=fedavg")
+    run_in(tmp_path / "killed", experiment_=mortal(tmp_path / "marks", 2, *PARALLEL))
+    assert not list((tmp_path / "marks").iterdir())  # it did die, twice
+    assert files(tmp_path / "whole") == files(tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_a_job_that_kills_every_worker_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="round 1, client 1: its worker process died 3 times"):
+        run_in(tmp_path / "run", experiment_=mortal(tmp_path / "marks", 9, *PARALLEL))
+
+
+@pytest.mark.slow
+def test_a_diverged_client_ends_the_run_as_it_does_sequentially(tmp_path: Path) -> None:
+    overrides = [*SMALL, "method=fedavg", "local.lr=1e30"]
+    summaries = []
+    for name, engine in (("sequential", []), ("processes", PARALLEL)):
+        (tmp_path / name).mkdir()
+        summaries.append(run(experiment(*overrides, *engine), tmp_path / name, lambda round_, row: None))
+    assert summaries[0]["status"] == "diverged"
+    assert summaries[0] == summaries[1]
+
+
+def test_errors_survive_the_way_between_processes() -> None:
+    error = ConfigError("model", "x", "another")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.key) == (ConfigError, str(error), "model")
