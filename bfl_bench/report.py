@@ -135,6 +135,18 @@ class Paper:
             }
 
 
+def read_published(paper: str, table: str) -> dict[tuple[str, str], float]:
+    """What a paper prints, by row and column."""
+    with (HERE / "published" / f"{paper}.csv").open(newline="") as file:
+        return {(c["row"], c["column"]): float(c["value"]) for c in csv.DictReader(file) if c["table"] == table}
+
+
+def need(found: object, what: str, line: str) -> None:
+    """Without runs there is nothing to show but the command that makes them."""
+    if not found:
+        raise ReportError(f"no finished run of {what} there; give other --runs, or make it:\n\n    {line}\n")
+
+
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Config:
     flat: Config = {}
     for key, value in config.items():

@@ -8,7 +8,6 @@ trained: what is missing is named, with the `bfl-run` lines that make it. Figure
 networks' last hidden layer, figure 3 is a Fisher matrix and its blocks, figure 6 needs no runs.
 """
 
-import csv
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -39,11 +38,6 @@ LINES = {
     "figure2": "bfl-run -m experiment=fedlpa_released dataset=mnist rounds=10 method=fedlpa_released,fedavg,fedprox",
     "figure3": "bfl-run dataset=mnist model=conv3 num_clients=1 partition=iid method=fedavg rounds=1",
 }
-
-
-def need(found: object, what: str, line: str) -> None:
-    if not found:
-        raise report.ReportError(f"no finished run of {what} there; give other --runs, or make them:\n\n    {line}\n")
 
 
 # Tables
@@ -86,12 +80,10 @@ def accuracies(run: Run) -> dict[str, float]:
 
 
 def make_table(table: str, arguments: Namespace) -> None:
-    with (report.HERE / "published/fedlpa.csv").open(newline="") as file:
-        cells = [cell for cell in csv.DictReader(file) if cell["table"] == table]
-    paper = {(cell["row"], cell["column"]): float(cell["value"]) for cell in cells}
+    paper = report.read_published("fedlpa", table)
     rows = {row for row, _ in paper}
     runs, notes = report.find_runs(arguments.runs, arguments.where, lambda config: row_of(config) in rows)
-    need(runs, f"table {table}", LINES["table"])
+    report.need(runs, f"table {table}", LINES["table"])
     found: dict[tuple[str, str, str], dict[int, float]] = {}
     for run in runs:
         weights = f", weights {w}" if (w := run.config.get("method.weights")) != "size" else ""
@@ -121,7 +113,7 @@ def make_table(table: str, arguments: Namespace) -> None:
 def make_costs(table: str, arguments: Namespace) -> None:
     """Bytes as they were sent, and seconds; the paper's minutes are of another machine and 200 epochs."""
     runs, notes = report.find_runs(arguments.runs, arguments.where, lambda config: row_of(config) is not None)
-    need(runs, f"table {table}", LINES["table"])
+    report.need(runs, f"table {table}", LINES["table"])
     lines: list[list[str]] = []
     for run in sorted(runs, key=lambda run: (str(row_of(run.config)), run.config["method.name"])):
         timing = records.read_table(run.folder / records.TIMING)[-1]
@@ -164,7 +156,7 @@ def find_pictures(arguments: Namespace) -> dict[str, Run]:
         return config["dataset.name"] == "mnist" and alpha == 0.05 and row_of(config) is not None
 
     runs, _ = report.find_runs(arguments.runs, arguments.where, keep)
-    need(runs, "MNIST with beta 0.05", LINES["pictures"])
+    report.need(runs, "MNIST with beta 0.05", LINES["pictures"])
     return {run.config["method.name"]: run for run in sorted(runs, key=lambda run: -run.config["seed"])}
 
 
@@ -176,7 +168,7 @@ def pictures_of(command: str, runs: dict[str, Run]) -> Iterator[tuple[str, "Work
 
     if command == "figure4":
         run = next((run for run in runs.values() if (run.folder / records.MESSAGES).exists()), None)
-        need(run, "MNIST with beta 0.05 that keeps its messages", LINES["pictures"])
+        report.need(run, "MNIST with beta 0.05 that keeps its messages", LINES["pictures"])
         assert run is not None
         experiment, _ = reload(run.folder)
         for client in range(len(experiment.worker.task.sizes)):
@@ -194,7 +186,7 @@ def make_pictures(command: str, arguments: Namespace) -> None:
     from sklearn.manifold import TSNE
 
     pictures = list(pictures_of(command, find_pictures(arguments)))
-    need(pictures, f"the methods of {command}", LINES["pictures"])
+    report.need(pictures, f"the methods of {command}", LINES["pictures"])
     columns = min(5, len(pictures))
     rows = -(-len(pictures) // columns)
     figure = Figure(figsize=(3.2 * columns, 3.4 * rows), layout="constrained")
@@ -241,7 +233,7 @@ def make_figure2(arguments: Namespace) -> None:
 
     runs, notes = report.find_runs(arguments.runs, arguments.where, keep)
     several = [run for run in runs if run.config["rounds"] > 1]
-    need(several, "several rounds of MNIST with beta 0.5", LINES["figure2"])
+    report.need(several, "several rounds of MNIST with beta 0.5", LINES["figure2"])
     starts = {run.folder.name: run for run in runs}
     curves: dict[str, list[float]] = {}
     for run in several:
@@ -286,7 +278,7 @@ def make_figure3(arguments: Namespace) -> None:
     from bfl_bench.method import Client
 
     runs, notes = report.find_runs(arguments.runs, arguments.where, lambda config: config["model.name"] == "conv3")
-    need(runs, "the network conv3", LINES["figure3"])
+    report.need(runs, "the network conv3", LINES["figure3"])
     experiment, state = reload(runs[0].folder)
     worker, model = experiment.worker, experiment.worker.task.model
     layers = kronecker.find_layers(model)

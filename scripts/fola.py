@@ -7,7 +7,6 @@ trained: what is missing is named, with the `bfl-run` lines that make it. `table
 the paper. `figure3` is the accuracy after the first round, FOLA's aggregation against the average of the same clients.
 """
 
-import csv
 import json
 import statistics
 import sys
@@ -32,18 +31,6 @@ FIRST_ROUND = (
     "local.lr=0.1,0.01 local.epochs=1,5 seed=0,1,2,3,4"
 )
 OPTIMUM = "bfl-run -m experiment=fola_figure12 row=fola_figure12/full rounds=15 partition.alpha=0.1,1,100"
-
-
-def published(table: str) -> dict[tuple[str, str], float]:
-    with (report.HERE / "published/fola.csv").open(newline="") as file:
-        return {(c["row"], c["column"]): float(c["value"]) for c in csv.DictReader(file) if c["table"] == table}
-
-
-def need(runs: Sequence[Run], what: str, command: str) -> None:
-    if not runs:
-        raise report.ReportError(
-            f"no finished run of {what} there; give other --runs, or make them:\n\n    {command}\n"
-        )
 
 
 # Table II
@@ -77,8 +64,8 @@ def make_table2(arguments: Namespace) -> None:
         return config["dataset.name"] == "cifar10" and config["method.name"] in METHODS
 
     runs, notes = report.find_runs(arguments.runs, arguments.where, keep)
-    need(runs, "Table II", TABLE)
-    paper, text_says = published("2"), published("text of Sec. IV-C")
+    report.need(runs, "Table II", TABLE)
+    paper, text_says = report.read_published("fola", "2"), report.read_published("fola", "text of Sec. IV-C")
     settings: dict[str, list[report.Group]] = {}
     for group in report.group_over_seeds(runs):
         shared = {k: v for k, v in group.config.items() if not k.startswith(("method.", "local.epochs", "aggregator."))}
@@ -133,7 +120,7 @@ def make_figure3(arguments: Namespace) -> None:
         return first and config["method.name"] in ("fola", "fedavg") and config["model.name"] == "mlp"
 
     runs, notes = report.find_runs(arguments.runs, arguments.where, keep)
-    need(runs, "the first round", FIRST_ROUND)
+    report.need(runs, "the first round", FIRST_ROUND)
     keys = ("partition.alpha", "num_clients", "local.lr", "local.epochs")
     pairs: dict[tuple[float, ...], dict[int, dict[str, float]]] = {}
     for run in runs:
@@ -176,7 +163,7 @@ def label_of(config: Config) -> str | None:
 
 def find_curves(arguments: Namespace) -> tuple[dict[str, Run], list[str]]:
     runs, notes = report.find_runs(arguments.runs, arguments.where, label_of)
-    need(runs, "Sec. IV-E", CURVES)
+    report.need(runs, "Sec. IV-E", CURVES)
     found: dict[str, Run] = {}
     for run in runs:
         label = label_of(run.config) or ""
@@ -323,7 +310,7 @@ def make_figure12(arguments: Namespace) -> None:
         for run in runs
         if run.config.get("method.structure") == "full" and run.config["rounds"] >= 15
     }
-    need(list(optima.values()), "15 rounds with the full Hessian", OPTIMUM)
+    report.need(list(optima.values()), "15 rounds with the full Hessian", OPTIMUM)
     points = find_points(runs, optima)
     text = "# FOLA, Fig. 12: accuracy against aggregation error (AE) and local forgetting (LF)\n\n"
     for name, run in optima.items():

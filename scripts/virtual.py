@@ -1,0 +1,281 @@
+"""Tables and figures of VIRTUAL out of finished runs.
+
+    python scripts/virtual.py table1|table2|table3|table4|figure2|figure3|figure4|figure5|figure6
+        [--runs outputs] [--to outputs/report]
+
+Corinzia, Beuret, Buhmann, "Variational Federated Multi-Task Learning", 2019. Nothing is trained: what is missing is
+named, with the `bfl-run` lines that make it. S is the server's model on all clients' test examples, MT each client's
+own model on its own. The paper's statistic is the maximum over rounds, taken on the test set; so it is here.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bfl_bench import records, report
+from bfl_bench.report import Config, Run
+
+DATASETS = {"femnist": "FEMNIST", "pmnist": "PMNIST", "vsn": "VSN", "har": "HAR", "shakespeare": "NLP"}
+METHODS = {"fedavg": "FedAvg", "fedprox": "FedProx", "virtual": "Virtual", "virtual_released": "Virtual"}
+COLORS = {"FedAvg": "C0", "FedProx": "C1", "Virtual": "C2"}
+LINES = {
+    "table2": "bfl-run -m experiment=virtual method=fedavg,fedprox,virtual",
+    "table3": "bfl-run -m experiment=virtual method.prune=0,50,75,90 method.init_from=own,server",
+    "table4": "bfl-run -m experiment=virtual method=fedavg,fedprox,virtual local.epochs=100 rounds=50",
+    "figure2": "bfl-run -m experiment=virtual method.beta=1e-6,1e-5,1e-4,1e-3,1e-2",
+    "figure4": "bfl-run -m experiment=virtual method.init_from=own,server eval.keep_messages=[250]",
+}
+
+
+def dataset_of(config: Config) -> str | None:
+    """The paper's name of a run's data and network, for runs whose clients have their own test examples."""
+    name = DATASETS.get(config["dataset.name"])
+    if name == "PMNIST" and not config.get("dataset.permute", True):
+        name = "MNIST"
+    if name is None and config["dataset.name"] == "mnist":
+        name = "MNIST"
+    return f"{name}, {config['model.name']}" if name and config["method.name"] in METHODS else None
+
+
+def find(arguments: Namespace, keep: Callable[[Config], bool], line: str) -> tuple[list[Run], list[str]]:
+    runs, notes = report.find_runs(arguments.runs, arguments.where, lambda c: bool(dataset_of(c)) and keep(c))
+    runs = [run for run in runs if run.final.get("mt_acc") is not None]
+    report.need(runs, "VIRTUAL's federations", line)
+    return runs, notes
+
+
+def column(run: Run, name: str) -> list[float]:
+    return [float(row[name] or 0) for row in records.read_table(run.folder / records.METRICS)]
+
+
+def best(runs: list[Run], metric: str) -> tuple[float, Run]:
+    """The largest value over rounds, and over the runs: a search over what distinguishes them."""
+    return max(((100 * max(column(run, metric)), run) for run in runs), key=lambda found: found[0])
+
+
+def make_accuracies(table: str, arguments: Namespace) -> None:
+    """Tables II and IV: E = 20 and E = 100."""
+    epochs = {"2": 20, "4": 100}[table]
+    runs, notes = find(arguments, lambda c: c.get("method.prune", 0) == 0, LINES[f"table{table}"])
+    paper = report.read_published("virtual", table)
+    cells: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        cells.setdefault((dataset_of(run.config) or "", METHODS[run.config["method.name"]]), []).append(run)
+    lines: list[list[str]] = []
+    output: list[dict[str, object]] = []
+    for (dataset, method), members in sorted(cells.items()):
+        for metric in ("MT", "S"):
+            value, run = best(members, f"{metric.lower()}_acc")
+            theirs = paper.get((f"{dataset}, {metric}", method))
+            setting = f"{run.config['rounds']} rounds, E {run.config['local.epochs']}, lr {run.config['local.lr']}, "
+            setting += f"server.lr {run.config['server.lr']}, {run.config['num_clients'] or 'all'} clients"
+            printed = "-" if theirs is None else f"{theirs:.1f}"
+            difference = "-" if theirs is None else f"{value - theirs:+.1f}"
+            lines.append([dataset, metric, method, f"{value:.1f}", printed, difference, str(len(members)), setting])
+            output.append({"dataset": dataset, "metric": metric, "method": method, "value": value, "paper": theirs})
+    text = (
+        f"# VIRTUAL, table {table}: accuracy (%), maximum over rounds and over the runs of a cell, on the test set\n\n"
+    )
+    head = ["dataset", "metric", "method", "ours", "paper", "diff.", "runs", "the run"]
+    text += report.markdown(head, lines)
+    text += (
+        f"\nThe paper's setting: E = {epochs}, 10 clients per round, each method's best of 5 learning rates, 5 server "
+    )
+    text += "learning rates and 5 values of beta or mu. FEMNIST, HAR and VSN here are what data could be had, not the "
+    text += f"paper's. More: `{LINES[f'table{table}']}`\n"
+    report.write(arguments.to, f"virtual_table{table}", text + report.describe_notes(notes), output)
+
+
+def make_pruning(arguments: Namespace) -> None:
+    """Table III."""
+    runs, notes = find(arguments, lambda c: c["method.name"].startswith("virtual"), LINES["table3"])
+    paper = report.read_published("virtual", "3")
+    lines: list[list[str]] = []
+    output: list[dict[str, object]] = []
+    for prune in sorted({run.config["method.prune"] for run in runs}):
+        for init, name in (("own", "Virtual"), ("server", "Virtual + FedAvg init")):
+            here = [r for r in runs if (r.config["method.prune"], r.config["method.init_from"]) == (prune, init)]
+            if not here:
+                notes.append(f"no run with {prune} % pruned and {name}")
+                continue
+            sent = float(here[0].final["bytes_up"] or 0) / here[0].config["rounds"] / 1e6
+            for metric in ("MT", "S"):
+                value, _ = best(here, f"{metric.lower()}_acc")
+                theirs = paper.get((f"{prune:g} % pruned, {metric}", name))
+                printed = "-" if theirs is None else f"{theirs:.1f}"
+                lines.append([f"{prune:g} %", name, metric, f"{value:.1f}", printed, f"{sent:.2f}"])
+                output.append({"pruned": prune, "variant": name, "metric": metric, "value": value, "paper": theirs})
+    text = "# VIRTUAL, table III: accuracy (%) with pruned messages, maximum over rounds\n\n"
+    text += report.markdown(["pruned", "variant", "metric", "ours", "paper", "MB sent per round"], lines)
+    text += f"\nMore: `{LINES['table3']}`\n"
+    report.write(arguments.to, "virtual_table3", text + report.describe_notes(notes), output)
+
+
+def make_sizes(arguments: Namespace) -> None:
+    """Table I: how large the clients are."""
+    runs, notes = find(arguments, lambda _: True, LINES["table2"])
+    paper = report.read_published("virtual", "1")
+    lines: list[list[str]] = []
+    for dataset in sorted({(dataset_of(run.config) or "").split(",")[0] for run in runs}):
+        run = next(run for run in runs if (dataset_of(run.config) or "").startswith(dataset))
+        with np.load(run.folder / records.PARTITION) as archive:
+            sizes = np.diff(archive["offsets"])
+        ours = [len(sizes), sizes.sum(), sizes.mean(), sizes.std()]
+        names = ["K", "size", "mean size of a client", "standard deviation of sizes"]
+        theirs = [f"{paper[dataset, name]:g}" if (dataset, name) in paper else "-" for name in names]
+        lines.append([dataset, *(f"{value:.0f}" for value in ours), *theirs])
+    head = ["dataset", "K", "training examples", "mean", "std", *(f"paper's {x}" for x in ("K", "size", "mean", "std"))]
+    text = "# VIRTUAL, table I: the clients\n\n" + report.markdown(head, lines)
+    rows = [dict(zip(head, line, strict=True)) for line in lines]
+    report.write(arguments.to, "virtual_table1", text + report.describe_notes(notes), rows)
+
+
+def make_curves(figure_name: str, arguments: Namespace) -> None:
+    """Figures 3, 5 and 6: S and MT over the rounds, a column per dataset, a line per method; the best run of each."""
+    from matplotlib.figure import Figure
+
+    panels = {
+        "figure3": {"s_loss": "S loss", "mt_loss": "MT loss"},
+        "figure5": {"train_loss": "training loss", "s_acc": "S accuracy", "mt_acc": "MT accuracy"},
+        "figure6": {"s_acc": "S accuracy", "mt_acc": "MT accuracy"},
+    }[figure_name]
+    long = figure_name == "figure6"
+    line = LINES["table4" if long else "table2"]
+    runs, notes = find(arguments, lambda c: c.get("method.prune", 0) == 0 and (c["local.epochs"] == 100) == long, line)
+    datasets = sorted({dataset_of(run.config) or "" for run in runs})
+    figure = Figure(figsize=(3.4 * len(datasets) + 1, 2.6 * len(panels)), layout="constrained")
+    grid = figure.subplots(len(panels), len(datasets), squeeze=False)
+    cells: list[dict[str, object]] = []
+    for j, dataset in enumerate(datasets):
+        here = [run for run in runs if dataset_of(run.config) == dataset]
+        for method, color in COLORS.items():
+            members = [run for run in here if METHODS[run.config["method.name"]] == method]
+            if not members:
+                notes.append(f"no run of {method} on {dataset}")
+                continue
+            _, run = best(members, "mt_acc")
+            for i, name in enumerate(panels):
+                values = column(run, name)
+                grid[i, j].plot(column(run, "round"), values, color=color, lw=1, label=method)
+                cells.append({"dataset": dataset, "method": method, "quantity": name, "last": values[-1]})
+        for i, (name, label) in enumerate(panels.items()):
+            scale = "log" if name.endswith("loss") else "linear"
+            grid[i, j].set(yscale=scale, ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
+            grid[i, j].grid(alpha=0.3)
+    grid[0, 0].legend(fontsize=8)
+    figure.supxlabel("round")
+    rows = [[*(str(v) for v in list(c.values())[:3]), f"{c['last']:.4f}"] for c in cells]
+    text = f"# VIRTUAL, {figure_name}\n\n" + report.markdown(["dataset", "method", "quantity", "last round"], rows)
+    report.write(arguments.to, f"virtual_{figure_name}", text + report.describe_notes(notes), cells)
+    report.save_figure(figure, arguments.to, f"virtual_{figure_name}")
+
+
+def make_figure2(arguments: Namespace) -> None:
+    """S and MT loss over the rounds, one curve per beta, with moving averages over 20 rounds."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    runs, notes = find(arguments, lambda c: c["method.name"].startswith("virtual"), LINES["figure2"])
+    betas = sorted({run.config["method.beta"] for run in runs})
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    cells: list[dict[str, object]] = []
+    for axes, name, label in zip(figure.subplots(1, 2), ("s_loss", "mt_loss"), ("S loss", "MT loss"), strict=True):
+        for number, beta in enumerate(betas):
+            run = next(run for run in runs if run.config["method.beta"] == beta)
+            values, color = column(run, name), colormaps["viridis"](number / max(1, len(betas) - 1))
+            window = min(20, len(values))
+            smooth = np.convolve(values, np.ones(window) / window, mode="valid")
+            axes.plot(column(run, "round"), values, color=color, lw=0.5, alpha=0.5)
+            axes.plot(range(window, len(values) + 1), smooth, color=color, lw=2, label=f"beta {beta:g}")
+            cells.append({"beta": beta, "quantity": label, "last": values[-1], "smallest": min(values)})
+        axes.set(xlabel="round", ylabel=label, yscale="log")
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    rows = [[f"{c['beta']:g}", str(c["quantity"]), f"{c['last']:.4f}", f"{c['smallest']:.4f}"] for c in cells]
+    text = "# VIRTUAL, figure 2: the weight of the KL divergence\n\n"
+    text += report.markdown(["beta", "quantity", "last round", "smallest"], rows)
+    report.write(arguments.to, "virtual_figure2", text + report.describe_notes(notes), cells)
+    report.save_figure(figure, arguments.to, "virtual_figure2")
+
+
+def posteriors(run: Run) -> list[tuple[str, Any]]:
+    """Per layer, the signal-to-noise ratios |mean| / deviation in the posteriors of the last round's clients.
+
+    A message is a known power of the ratio of a client's posterior and what the server held before.
+    """
+    from safetensors.torch import load_file
+
+    from bfl_bench.build import reload
+    from bfl_bench.models.lateral import SHARED
+
+    experiment, state = reload(run.folder)
+    last, layout = run.config["rounds"], experiment.worker.task.model.layout
+    files = sorted((run.folder / records.MESSAGES).glob(f"round-{last}-client-*.safetensors"))
+    report.need(files, f"{run.folder.name} with its last messages", LINES["figure4"])
+    changes = [load_file(file)["changes"].double() for file in files]
+    before = [state[name] - sum(change[i] for change in changes) for i, name in enumerate(("precision", "shift"))]
+    lr, damping = run.config["server.lr"], run.config["method.damping"]
+    step = lr * (1 - lr if damping is None else damping)
+    ratios = []
+    for change in changes:
+        precision, shift = (old + part / step for old, part in zip(before, change, strict=True))
+        ratios.append(shift.abs() / precision.clamp(min=1e-12).sqrt())
+    names = [entry for entry in layout.entries if layout.means.start <= entry.start < layout.means.stop]
+    shared = [entry for entry in names if entry.name.startswith(SHARED)] or names
+    found = []
+    for entry in shared:
+        start = entry.start - layout.means.start
+        values = [ratio[start : start + entry.shape.numel()].numpy() for ratio in ratios]
+        found.append((entry.name.removeprefix(SHARED), np.sort(np.concatenate(values))))
+    return found
+
+
+def make_figure4(arguments: Namespace) -> None:
+    from matplotlib.figure import Figure
+
+    def keep(config: Config) -> bool:
+        return "virtual" in config["method.name"] and bool(config["method.prune"] == 0)
+
+    runs, notes = find(arguments, keep, LINES["figure4"])
+    kept = [run for run in runs if run.config["rounds"] in (run.config["eval.keep_messages"] or [])]
+    report.need(kept, "virtual that keeps its last messages", LINES["figure4"])
+    found = {run.config["method.init_from"]: posteriors(run) for run in kept}
+    layers = next(iter(found.values()))
+    figure = Figure(figsize=(3.4 * len(layers), 3.2), layout="constrained")
+    cells: list[dict[str, object]] = []
+    for number, axes in enumerate(figure.subplots(1, len(layers), squeeze=False)[0]):
+        for init, style in (("own", "-"), ("server", "--")):
+            if init in found:
+                name, values = found[init][number]
+                axes.plot(np.log10(values + 1e-12), np.linspace(0, 1, len(values)), style, label=f"start: {init}")
+                cells.append({"layer": name, "init_from": init, "median SNR": float(np.median(values))})
+        axes.set(xlabel="log10 of the signal-to-noise ratio", title=f"layer {number + 1}", ylabel="share of weights")
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    rows = [[str(c["layer"]), str(c["init_from"]), f"{c['median SNR']:.3f}"] for c in cells]
+    text = "# VIRTUAL, figure 4: signal-to-noise ratios in the clients' posteriors\n\n"
+    text += report.markdown(["layer", "init_from", "median"], rows)
+    report.write(arguments.to, "virtual_figure4", text + report.describe_notes(notes), cells)
+    report.save_figure(figure, arguments.to, "virtual_figure4")
+
+
+COMMANDS: dict[str, Callable[[Namespace], None]] = {
+    "table1": make_sizes,
+    "table2": partial(make_accuracies, "2"),
+    "table3": make_pruning,
+    "table4": partial(make_accuracies, "4"),
+    "figure2": make_figure2,
+    **{name: partial(make_curves, name) for name in ("figure3", "figure5", "figure6")},
+    "figure4": make_figure4,
+}
+
+if __name__ == "__main__":
+    try:
+        chosen = report.parse_arguments(__doc__ or "", COMMANDS)
+        COMMANDS[chosen.command](chosen)
+    except report.ReportError as error:
+        sys.exit(str(error))
