@@ -29,6 +29,7 @@ LEFT_OUT = {  # need files: their own tests run them
     ("partition", "file"),
     ("partition", "natural"),
     ("model", "lstm"),
+    ("engine", "processes"),
     *(("experiment", name) for name in FILES["experiment"]),
 }
 
