@@ -12,6 +12,10 @@ EMBEDDED = {
     "digits": ("handwritten digits, 1,797 grey images of 8 x 8", "CC BY 4.0 (UCI), shipped with scikit-learn"),
     "synthetic": ("Gaussian classes of any size, drawn from dataset.data_seed", "none needed"),
 }
+DERIVED = {  # from which files, and what they are made into
+    "pmnist": (("mnist",), "MNIST over clients at random, each with an own order of the pixels"),
+    "mnist_writers": (("mnist", "qmnist"), "MNIST by writer"),
+}
 INTERRUPTED = 130  # what shells report for a command stopped by Ctrl-C
 
 
@@ -23,11 +27,12 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.command == "list":
             print_table(data_dir)
             return 0
-        known = [*SOURCES, *EMBEDDED]
+        known = [*SOURCES, *DERIVED, *EMBEDDED]
         for name in arguments.names:
             if name not in known:
                 raise ConfigError("dataset", name, ", ".join(known))
-        return max(run_command(arguments.command, name, data_dir) for name in arguments.names)
+        parts = [part for name in arguments.names for part in DERIVED.get(name, ((name,), ""))[0]]
+        return max(run_command(arguments.command, name, data_dir) for name in dict.fromkeys(parts))
     except BflError as error:
         return report(error)
     except KeyboardInterrupt:
@@ -41,7 +46,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     descriptions = {
         "list": "show which datasets there are and whether their files are here (a quick look, no checksums)",
         "get": "download what is missing, replace what is altered",
-        "verify": "compare every file with its published checksum",
+        "verify": "compare every file with its published checksum, or check what is in it where it has none",
     }
     for command, description in descriptions.items():
         below = commands.add_parser(command, help=description, description=description)
@@ -57,6 +62,9 @@ def print_table(data_dir: Path) -> None:
     rows = [("name", "status", "content", "licence")]
     for source in SOURCES.values():
         rows.append((source.name, source.status(data_dir).state, source.description, source.licence))
+    for name, (parts, description) in DERIVED.items():
+        states = (SOURCES[part].status(data_dir).state for part in parts)
+        rows.append((name, next((state for state in states if state != "present"), "present"), description, ""))
     rows += [(name, "embedded", *words) for name, words in EMBEDDED.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print(f"data folder: {data_dir}")

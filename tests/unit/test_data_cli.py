@@ -43,14 +43,15 @@ def test_list_shows_every_dataset_and_its_state(
 ) -> None:
     monkeypatch.setenv("BFL_DATA_DIR", str(tmp_path))
     assert main(["list"]) == 0
-    states = dict.fromkeys(SOURCES, "missing") | {"digits": "embedded", "synthetic": "embedded"}
+    states = dict.fromkeys([*SOURCES, "pmnist", "mnist_writers"], "missing")
+    states |= {"digits": "embedded", "synthetic": "embedded"}
     assert list_states(capsys) == states
     fetch(tmp_path)
     main(["list"])
-    assert list_states(capsys) == states | {"mnist": "present"}
+    assert list_states(capsys) == states | {"mnist": "present", "pmnist": "present"}  # the writers need qmnist too
     (tmp_path / "MNIST/file").write_bytes(CONTENT[1:])
     main(["list"])
-    assert list_states(capsys) == states | {"mnist": "altered"}
+    assert list_states(capsys) == states | dict.fromkeys(("mnist", "pmnist", "mnist_writers"), "altered")
 
 
 def test_list_is_quick_as_it_imports_no_torch(tmp_path: Path) -> None:
@@ -86,6 +87,16 @@ def test_one_failure_does_not_keep_other_datasets_from_their_turn(
     assert captured.err.startswith(f"bfl-data: {tmp_path}/svhn/train_32x32.mat is missing")
 
 
+def test_datasets_made_of_others_get_and_verify_these(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--data-dir", str(tmp_path)]
+    assert main(["get", "pmnist", "mnist", *place]) == 0
+    assert capsys.readouterr().out == f"mnist: present and verified in {tmp_path}/MNIST\n"  # once
+    assert main(["verify", "mnist_writers", *place]) == 1
+    captured = capsys.readouterr()
+    assert "mnist: every file is as published" in captured.out
+    assert "qmnist-train-labels-idx2-int.gz is missing" in captured.err
+
+
 @pytest.mark.parametrize("command", ["get", "verify"])
 def test_embedded_datasets_need_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "digits", "synthetic"]) == 0
@@ -96,7 +107,8 @@ def test_unknown_name_is_one_sentence_before_anything_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["get", "mnist", "minst", "--data-dir", str(tmp_path)]) == 2
-    allowed = "mnist, fashion_mnist, cifar10, svhn, digits, synthetic"
+    allowed = "mnist, fashion_mnist, cifar10, svhn, qmnist, femnist, har, har_raw, vsn, shakespeare, "
+    allowed += "pmnist, mnist_writers, digits, synthetic"
     assert capsys.readouterr().err == f"bfl-data: dataset: got 'minst', allowed: {allowed}\n"
     assert list(tmp_path.iterdir()) == []
 

@@ -8,8 +8,15 @@ import torch
 from omegaconf import OmegaConf
 
 from bfl_bench.checks import check_arguments
+from bfl_bench.data.dataset import DatasetConfig
 from bfl_bench.data.digits import Digits
 from bfl_bench.data.images import SHAPES, Images
+from bfl_bench.data.natural.femnist import Femnist
+from bfl_bench.data.natural.har import Har
+from bfl_bench.data.natural.mnist_writers import MnistWriters
+from bfl_bench.data.natural.pmnist import PermutedMnist
+from bfl_bench.data.natural.shakespeare import Shakespeare
+from bfl_bench.data.natural.vsn import VehicleSensors
 from bfl_bench.data.synthetic import Synthetic
 from bfl_bench.errors import ConfigError
 
@@ -19,11 +26,13 @@ CONF = Path(__file__).parents[2] / "conf" / "dataset"
 CLASSES = {
     "digits": Digits, "synthetic": Synthetic,
     "mnist": Images, "fashion_mnist": Images, "cifar10": Images, "svhn": Images,
+    "pmnist": PermutedMnist, "mnist_writers": MnistWriters, "femnist": Femnist,
+    "har": Har, "vsn": VehicleSensors, "shakespeare": Shakespeare,
 }  # fmt: skip
 NOWHERE = Path("nowhere")
 
 
-def configured(name: str, /, **changes: object) -> Digits | Synthetic | Images:
+def configured(name: str, /, **changes: object) -> DatasetConfig:
     """The dataset of conf/dataset/<name>.yaml with some keys changed, checked as a run checks it."""
     values = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     values.pop("defaults", None)

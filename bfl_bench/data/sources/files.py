@@ -7,12 +7,15 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bfl_bench.errors import DataError
+
+Content = TypeVar("Content")
+ContentOut = TypeVar("ContentOut", covariant=True)
 
 
 class Arrays(NamedTuple):
@@ -31,11 +34,12 @@ class AlteredFileError(Exception):
         super().__init__(f"{path} is truncated or altered: {problem}")
 
 
-class Layout(Protocol):
+class Layout(Protocol[ContentOut]):
     """One way in which a dataset's files can stand below a data folder."""
 
     @property
-    def paths(self) -> tuple[str, ...]: ...
+    def paths(self) -> tuple[str, ...]:
+        """The files; one with a star stands for all that match, at least one."""
 
     def suspect(self, data_dir: Path) -> Path | None:
         """The first file that a quick look, without checksums, already shows to be cut or replaced."""
@@ -43,7 +47,7 @@ class Layout(Protocol):
     def verify(self, data_dir: Path) -> None:
         """Raise `AlteredFileError` unless every file is the published one."""
 
-    def read(self, data_dir: Path) -> Arrays:
+    def read(self, data_dir: Path) -> ContentOut:
         """Verify, then parse."""
 
 
@@ -67,11 +71,11 @@ class File:
 
 
 @dataclass(frozen=True)
-class PublishedFiles:
-    """The files as their authors published them, parsed by torchvision's readers."""
+class PublishedFiles(Generic[Content]):
+    """The files as their authors published them; `parse` gets the data folder."""
 
     files: tuple[File, ...]
-    parse: Callable[[Path], Arrays]
+    parse: Callable[[Path], Content]
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -85,7 +89,7 @@ class PublishedFiles:
         for file in self.files:
             file.verify(data_dir / file.path)
 
-    def read(self, data_dir: Path) -> Arrays:
+    def read(self, data_dir: Path) -> Content:
         self.verify(data_dir)
         return self.parse(data_dir)
 
@@ -175,7 +179,7 @@ def parse_svhn(data_dir: Path) -> Arrays:
     return Arrays(*arrays)
 
 
-def describe_idx_files(folder: str, sha256: dict[str, str]) -> PublishedFiles:
+def describe_idx_files(folder: str, sha256: dict[str, str]) -> PublishedFiles[Arrays]:
     sizes = dict(zip(sha256, (47_040_016, 60_008, 7_840_016, 10_008), strict=True))
     files = tuple(File(f"{folder}/{name}", sizes[name], "sha256", sha256[name]) for name in sha256)
     return PublishedFiles(files, lambda data_dir: parse_mnist(data_dir / folder))
