@@ -3,6 +3,8 @@
 `count_shared` says where the shared part of a network ends; a factor is over the shared Gaussian weights only.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,25 @@ def close_gates(task: Task, vector: Tensor) -> None:
     for entry in task.model.layout.entries:
         if entry.name == GATES:
             entry.view(vector).zero_()
+
+
+def start_from_server(task: Task, vector: Tensor, server: Tensors, factor: Sequence[Tensor]) -> None:
+    """The "FedAvg init" of VIRTUAL: factor and private network forget what the client has learnt.
+
+    `factor`, precision and shift, is the server's share in place of the client's own factor, as a ratio; where the
+    posterior would be improper with it, it stays the server's. The private network gets the shared one's parameters.
+    """
+    layout = task.model.layout
+    num_points, num_means = count_shared(layout)
+    precision, shift = server["precision"] + factor[0], server["shift"] + factor[1]
+    proper = precision > 0
+    mean = torch.where(proper, shift / precision, server["shift"] / server["precision"])
+    precision = torch.where(proper, precision, server["precision"])
+    vector[layout.means][:num_means] = mean.to(vector.dtype)
+    vector[layout.log_variances][:num_means] = -precision.log().to(vector.dtype)
+    for part, num in ((layout.points, num_points), (layout.means, num_means), (layout.log_variances, num_means)):
+        private = vector[part][num : 2 * num]  # nothing, in a network without a private part; the gates come after
+        private.copy_(vector[part][: len(private)])
 
 
 def prune(changes: Tensor, percent: float) -> Tensors:

@@ -19,13 +19,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from bfl_bench import sites
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
 from bfl_bench.local import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
 from bfl_bench.models.lateral import count_shared
-from bfl_bench.sites import close_gates, natural, prune, pull_as_released, read_private, unprune, write_private
 from bfl_bench.variational import Prior, draw
 
 
@@ -58,16 +58,16 @@ class Virtual:
         if count_shared(task.model.layout)[1] == 0:
             raise ConfigError("model.bayesian_layers", 0, "auto, all or a number above 0 for virtual")
         params = task.model.initial.clone()
-        close_gates(task, params)
-        precision, shift = natural(task, params)
+        sites.close_gates(task, params)
+        precision, shift = sites.natural(task, params)
         return {"params": params, "precision": precision, "shift": shift}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
         """The site s^(power) of the initial server posterior, and the initial private network."""
-        precision, shift = natural(task, task.model.initial)
+        precision, shift = sites.natural(task, task.model.initial)
         power = self._power(task, client_id)
         memory = {"precision": power * precision, "shift": power * shift}
-        return memory | {"private": read_private(task, task.model.initial)}
+        return memory | {"private": sites.read_private(task, task.model.initial)}
 
     def broadcast(self, task: Task, state: Tensors) -> Tensors:
         return dict(state)
@@ -86,28 +86,28 @@ class Virtual:
         mean = torch.where(improper, server_mean, (broadcast["shift"] - memory["shift"]) / precision)
 
         start = broadcast["params"].clone()
-        write_private(task, start, memory["private"])
-        if self.init_from == "own" and "own" in memory:
-            start[layout.means][:num_means], start[layout.log_variances][:num_means] = memory["own"]
+        sites.write_private(task, start, memory["private"])
+        if self.init_from == "server":
+            share = self._power(task, client.id)
+            factor = [share * broadcast[name] - memory[name] for name in ("precision", "shift")]
+            sites.start_from_server(task, start, broadcast, factor)
         num_private = layout.means.stop - layout.means.start - num_means
         prior_precision = torch.cat([precision, precision.new_full((num_private,), 1 / self.prior_variance)])
         prior_mean = torch.cat([mean, mean.new_zeros(num_private)])
         prior = Prior(prior_mean.to(start.dtype), prior_precision.log().to(start.dtype))
         scale = self.beta / len(client)
-        pull = prior.pull(task, scale) if self.kl == "exact" else pull_as_released(prior, task, scale)
+        pull = prior.pull(task, scale) if self.kl == "exact" else sites.pull_as_released(prior, task, scale)
         trained = train_sgd(task, start, client, rng, adjust=pull)
 
-        new_precision, new_shift = natural(task, trained.vector)
+        new_precision, new_shift = sites.natural(task, trained.vector)
         changes = torch.stack([new_precision - broadcast["precision"], new_shift - broadcast["shift"]])
-        message = prune(self._step(task) * changes, self.prune)
-        change = unprune(message, num_means)
+        message = sites.prune(self._step(task) * changes, self.prune)
+        change = sites.unprune(message, num_means)
         memory = {
             "precision": memory["precision"] + change[0],
             "shift": memory["shift"] + change[1],
-            "private": read_private(task, trained.vector),
+            "private": sites.read_private(task, trained.vector),
         }
-        if self.init_from == "own":
-            memory["own"] = torch.stack([trained.vector[s][:num_means] for s in (layout.means, layout.log_variances)])
         message["points"] = trained.vector[layout.points][:num_points].clone()
         metrics = trained.metrics | {"kl": prior.kl(task, trained.vector), "improper": float(improper.sum())}
         return Update(message, {"params": trained.vector}, memory, metrics)
@@ -120,7 +120,7 @@ class Virtual:
         points = WeightedMean()
         precision, shift = state["precision"].clone(), state["shift"].clone()
         for client_id, message in replies:
-            change = unprune(message, num_means)
+            change = sites.unprune(message, num_means)
             precision, shift = precision + change[0], shift + change[1]
             points.add(message["points"], task.weight(self.weights, client_id))
         improper = precision < self.min_precision

@@ -235,19 +235,43 @@ def test_the_default_damping_is_what_the_server_leaves() -> None:
         method(damping=None).init(make_gaussian_task(), generator())
 
 
-def test_own_or_server_start() -> None:
-    """With nothing to learn, a client stays where it started: at its own posterior, or at the server's."""
-    task, client = make_gaussian_task(lr=1e-9), make_clients()[1]
+def test_a_client_goes_on_with_its_own_factor_or_starts_from_the_servers_share() -> None:
+    """With nothing to learn it stays where it started: s, because s_i s / s_i is s; or s times s^(1/K) / s_i."""
+    task, client = lateral_task(lr=1e-12), make_clients()[1]
+    layout = task.model.layout
+    num_points, num_means = count_shared(layout)
     for init_from in ("own", "server"):
-        virtual = method(init_from=init_from)
+        virtual = method(init_from=init_from, private="lateral")
         state = virtual.init(task, generator())
-        first = turn(virtual, task, state, None, client)
-        moved = state | {"params": state["params"] + 0.5}
-        memory = first.memory | ({"own": first.memory["own"] + 0.1} if init_from == "own" else {})
-        second = turn(virtual, task, moved, memory, client).local["params"]
-        expected = memory["own"][0] if init_from == "own" else moved["params"][task.model.layout.means]
-        torch.testing.assert_close(second[task.model.layout.means], expected)
-        assert ("own" in first.memory) == (init_from == "own")  # nothing is kept that is not needed
+        memory = virtual.init_client(task, state, 1)
+        assert memory is not None
+        site = memory["precision"] * 1.5, memory["shift"] * 0.5 + 3.0
+        memory |= {"precision": site[0], "shift": site[1], "private": memory["private"] + 0.25}
+        ended = turn(virtual, task, state, memory, client).local["params"]
+        if init_from == "own":
+            expected = state["precision"], state["shift"]
+            private = memory["private"]
+        else:
+            expected = tuple(
+                state[n] * (1 + 1 / 3) - part for n, part in zip(("precision", "shift"), site, strict=True)
+            )
+            gates = memory["private"][num_points : num_points + 2]
+            shared = [ended[layout.means][:num_means], ended[layout.log_variances][:num_means]]
+            private = torch.cat([state["params"][layout.points][:num_points], gates, *shared])
+        for ours, theirs in zip(natural(task, ended), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(read_private(task, ended), private)
+
+
+def test_an_improper_start_is_the_servers() -> None:
+    task, client = make_gaussian_task(lr=1e-12), make_clients()[1]
+    virtual = method(init_from="server")
+    state = virtual.init(task, generator())
+    memory = virtual.init_client(task, state, 1)
+    assert memory is not None
+    memory["precision"][:4] = 5 * state["precision"][:4]
+    ended = turn(virtual, task, state, memory, client).local["params"]
+    torch.testing.assert_close(natural(task, ended)[0][:4], state["precision"][:4], rtol=1e-5, atol=1e-5)
 
 
 def test_lateral_network_with_closed_gates_is_the_shared_one() -> None:
