@@ -17,6 +17,7 @@ class Scores:
     nll: float
     ece: float
     brier: float
+    bins: tuple[metrics.Bin, ...]  # of the reliability diagram
 
 
 @torch.inference_mode()
@@ -47,9 +48,11 @@ def score(log_probabilities: Tensor, labels: Tensor, ece_bins: int, nll_epsilon:
     """Of predictions (n, C) for labels (n,), or (n, C, positions) for (n, positions): each position then counts."""
     if log_probabilities.dim() > 2:
         log_probabilities, labels = log_probabilities.movedim(1, -1).flatten(0, -2), labels.flatten()
+    bins = metrics.calibration_bins(log_probabilities, labels, ece_bins)
     return Scores(
         accuracy=metrics.accuracy(log_probabilities, labels),
         nll=metrics.negative_log_likelihood(log_probabilities, labels, nll_epsilon),
-        ece=metrics.expected_calibration_error(log_probabilities, labels, ece_bins),
+        ece=metrics.calibration_error(bins),
         brier=metrics.brier_score(log_probabilities, labels),
+        bins=tuple(bins),
     )

@@ -4,7 +4,7 @@ import math
 import resource
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,10 @@ def client_rows(round_: int, measured: Measured, sizes: tuple[int, ...]) -> list
         for reply in measured.replies
         if reply.scores
     ]
+
+
+def reliability_rows(round_: int, scores: Scores) -> list[Row]:
+    return [{"round": round_, "bin": number + 1, **asdict(bin_)} for number, bin_ in enumerate(scores.bins)]
 
 
 def write_summary(

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,17 +30,39 @@ def brier_score(log_probabilities: Tensor, labels: Tensor) -> float:
     return difference.square().sum(1).mean().item()
 
 
-def expected_calibration_error(log_probabilities: Tensor, labels: Tensor, num_bins: int) -> float:
-    """sum_m n_m/n |accuracy_m - confidence_m| over `num_bins` bins of equal width, the m-th being (m-1, m] / M.
+@dataclass(frozen=True)
+class Bin:
+    """Predictions of one range of confidence: how many, how confident on average, how often right."""
+
+    count: int
+    confidence: float
+    accuracy: float
+
+
+def calibration_bins(log_probabilities: Tensor, labels: Tensor, num_bins: int) -> list[Bin]:
+    """The bins of a reliability diagram: `num_bins` of equal width, the m-th being (m-1, m] / M; zeros where empty.
 
     A confidence of exactly 1 lies in the last bin, one of exactly 0 in the first.
     """
     confidence, prediction = log_probabilities.double().exp().max(1)
     bins = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
-    gap = (prediction == labels).double() - confidence
-    return torch.zeros(num_bins, dtype=torch.float64, device=gap.device).index_add(
-        0, bins, gap
-    ).abs().sum().item() / len(labels)
+    values = torch.stack([torch.ones_like(confidence), confidence, (prediction == labels).double()])
+    sums = torch.zeros(3, num_bins, dtype=torch.float64, device=values.device).index_add(1, bins, values)
+    counts, confidences, rights = sums.tolist()
+    return [
+        Bin(int(count), confidence / max(count, 1), right / max(count, 1))
+        for count, confidence, right in zip(counts, confidences, rights, strict=True)
+    ]
+
+
+def expected_calibration_error(log_probabilities: Tensor, labels: Tensor, num_bins: int) -> float:
+    return calibration_error(calibration_bins(log_probabilities, labels, num_bins))
+
+
+def calibration_error(bins: Sequence[Bin]) -> float:
+    """sum_m n_m/n |accuracy_m - confidence_m|."""
+    total = sum(bin_.count for bin_ in bins)
+    return math.fsum(bin_.count * abs(bin_.accuracy - bin_.confidence) for bin_ in bins) / total
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:

@@ -27,6 +27,7 @@ METRICS = "metrics.csv"
 TIMING = "timing.csv"
 CLIENTS = "clients.csv"
 WEIGHTS = "weights.csv"
+RELIABILITY = "reliability.csv"
 MESSAGES = "messages"
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
@@ -53,6 +54,7 @@ METRICS_COLUMNS = (
 TIMING_COLUMNS = ("round", "client_seconds", "server_seconds", "evaluation_seconds", "peak_memory_mb")
 CLIENTS_COLUMNS = ("round", "client", "size", "accuracy", "nll", "ece")
 WEIGHTS_COLUMNS = ("round", "weight", "ga", "nll", "ece")
+RELIABILITY_COLUMNS = ("round", "bin", "count", "confidence", "accuracy")
 
 # Keys that cannot change a result: they stay out of a run's identity.
 WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra", "schema_version")

@@ -13,7 +13,16 @@ from bfl_bench import probes, records
 from bfl_bench.checkpoint import CheckpointFolder
 from bfl_bench.engine import Engine, Job, Runner, Worker, check_finite
 from bfl_bench.errors import DivergedError
-from bfl_bench.measure import Measured, Row, client_rows, metrics_row, num_bytes, peak_memory_mb, write_summary
+from bfl_bench.measure import (
+    Measured,
+    Row,
+    client_rows,
+    metrics_row,
+    num_bytes,
+    peak_memory_mb,
+    reliability_rows,
+    write_summary,
+)
 from bfl_bench.method import Method, Tensors
 from bfl_bench.personal import Personal
 from bfl_bench.rng import stream
@@ -74,6 +83,7 @@ def _run_rounds(experiment: Experiment, runner: Runner, folder: Path, on_round: 
         records.TIMING: records.Table(folder / records.TIMING, records.TIMING_COLUMNS),
         records.CLIENTS: records.Table(folder / records.CLIENTS, records.CLIENTS_COLUMNS),
         records.WEIGHTS: records.Table(folder / records.WEIGHTS, records.WEIGHTS_COLUMNS),
+        records.RELIABILITY: records.Table(folder / records.RELIABILITY, records.RELIABILITY_COLUMNS),
     }
     checkpoints = CheckpointFolder(folder / records.CHECKPOINT)
     saved = checkpoints.load(task.model.vector.device)
@@ -128,6 +138,7 @@ def _run_rounds(experiment: Experiment, runner: Runner, folder: Path, on_round: 
             for name, alternative in experiment.alternatives.items():
                 row |= probes.evaluate_alternative(worker, name, alternative, before, replies, round_)
             tables[records.METRICS].append([row])
+            tables[records.RELIABILITY].append(reliability_rows(round_, scores))
         if swept:
             tables[records.WEIGHTS].append(probes.sweep_weights(worker, before, replies, round_))
         if kept:

@@ -23,7 +23,7 @@ def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: 
     assert folder.name.startswith("synthetic_dirichlet-0.1_fedavg_seed0_")
     assert {path.name for path in folder.iterdir()} - {".lock"} == {
         "metrics.csv", "timing.csv", "clients.csv", "summary.json", "config.yaml", "environment.json",
-        "partition.npz", "partition.png", "curves.png", "checkpoint",
+        "partition.npz", "partition.png", "curves.png", "checkpoint", "reliability.csv",
     }  # fmt: skip
     assert "global accuracy" in result.out
     assert str(folder.relative_to(tmp_path)) in result.out
@@ -31,6 +31,9 @@ def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: 
     assert lines[0] == "round,ga,la,ece,nll,brier,worst10,train_loss,train_acc,bytes_up,bytes_down"
     assert [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3"]
     assert (folder / "clients.csv").read_text().startswith("round,client,size,accuracy,nll,ece\n1,0,")
+    bins = [line.split(",") for line in (folder / "reliability.csv").read_text().splitlines()]
+    assert bins[0] == ["round", "bin", "count", "confidence", "accuracy"]
+    assert [sum(int(row[2]) for row in bins[1:] if row[0] == r) for r in "123"] == [40, 40, 40]  # all test examples
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["schema_version"]) == ("done", records.SCHEMA_VERSION)
     assert set(summary["rounds_to_ga"]) == {f"{p}%" for p in range(30, 100, 10)}

@@ -11,6 +11,7 @@ from torch import Tensor
 from bfl_bench.metrics import (
     accuracy,
     brier_score,
+    calibration_bins,
     expected_calibration_error,
     negative_log_likelihood,
     worst_tenth,
@@ -135,3 +136,11 @@ def test_worst_tenth_rounds_up(num: int, count: int) -> None:
 def test_worst_tenth_takes_the_lowest() -> None:
     assert worst_tenth([0.9, 0.2, 0.8] + [0.95] * 8) == pytest.approx((0.2 + 0.8) / 2, abs=EXACT)
     assert worst_tenth([0.4]) == 0.4
+
+
+def test_bins_of_the_reliability_diagram() -> None:
+    probabilities = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7], [1.0, 0.0]], dtype=torch.float64)
+    bins = calibration_bins(probabilities.log(), torch.tensor([0, 0, 1, 0]), 5)
+    assert [bin_.count for bin_ in bins] == [0, 0, 1, 1, 2]
+    assert [bin_.confidence for bin_ in bins] == pytest.approx([0, 0, 0.6, 0.7, 0.95])
+    assert [bin_.accuracy for bin_ in bins] == pytest.approx([0, 0, 0.0, 1.0, 1.0])
