@@ -15,6 +15,7 @@ import json
 import math
 import shlex
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -382,6 +383,15 @@ def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Names
     if arguments.dataset:
         arguments.where["dataset.name"] = arguments.dataset
     return arguments
+
+
+def run_script(description: str, commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> None:
+    """The main function of a script: what the user asks for, or one sentence why it cannot be."""
+    try:
+        arguments = parse_arguments(description, commands)
+        commands[arguments.command](arguments)
+    except ReportError as error:
+        sys.exit(str(error))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -9,9 +9,9 @@ at 0 stands FedAvg, the same for all rules.
 """
 
 import shutil
-import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bfl_p import CROPPED, PARTITIONS, draw_toy
@@ -135,23 +135,18 @@ def draw_layers(arguments: Namespace) -> None:
         report.save_figure(figure, arguments.to, name)
 
 
-def main() -> None:
-    arguments = report.parse_arguments(__doc__ or "", ["table1", "figure1", "figure2", *FIGURES])
-    if arguments.command == "figure1":
-        panels = [["EAA", "GAA", "AALV", "RKLB", "WB"], ["PPA's limit (moments)", "CF", "alpha-divergence, 0.5"]]
-        draw_toy(
-            arguments.to, "ba_bfl_figure1", "BA-BFL, figure 1: N(0, 1) and N(2, 0.25), equal weights", panels, (1, 2)
-        )
-    elif arguments.command == "figure2":
-        copy_partition(arguments)
-    elif arguments.command == "table1":
-        report.compare(PAPER, "1", arguments)
-    else:
-        draw_layers(arguments)
+def draw_figure1(arguments: Namespace) -> None:
+    panels = [["EAA", "GAA", "AALV", "RKLB", "WB"], ["PPA's limit (moments)", "CF", "alpha-divergence, 0.5"]]
+    title = "BA-BFL, figure 1: N(0, 1) and N(2, 0.25), equal weights"
+    draw_toy(arguments.to, "ba_bfl_figure1", title, panels, (1, 2))
 
+
+COMMANDS: dict[str, Callable[[Namespace], None]] = {
+    "table1": partial(report.compare, PAPER, "1"),
+    "figure1": draw_figure1,
+    "figure2": copy_partition,
+    **dict.fromkeys(FIGURES, draw_layers),
+}
 
 if __name__ == "__main__":
-    try:
-        main()
-    except report.ReportError as error:
-        sys.exit(str(error))
+    report.run_script(__doc__ or "", COMMANDS)

@@ -6,8 +6,9 @@ Ozer et al., "How to Combine Variational Bayesian Networks in Federated Learning
 ends with the `bfl-run` lines that make what is missing. The tables are those of 10 clients. Figure 1 needs no runs.
 """
 
-import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -119,17 +120,16 @@ def draw_toy(to: Path, name: str, title: str, panels: Sequence[Sequence[str]], s
     report.save_figure(figure, to, name)
 
 
-def main() -> None:
-    arguments = report.parse_arguments(__doc__ or "", ["figure1", "table1", "table4"])
-    if arguments.command == "figure1":
-        title = "BFL-P, figure 1: N(0, 1) and N(2, 0.25), BA-BFL's, as BFL-P does not give its own; equal weights"
-        draw_toy(arguments.to, "bfl_p_figure1", title, [[rule] for rule in combine_toy()], (2, 4))
-    else:
-        report.compare(PAPER, arguments.command.removeprefix("table"), arguments)
+def draw_figure1(arguments: Namespace) -> None:
+    title = "BFL-P, figure 1: N(0, 1) and N(2, 0.25), BA-BFL's, as BFL-P does not give its own; equal weights"
+    draw_toy(arguments.to, "bfl_p_figure1", title, [[rule] for rule in combine_toy()], (2, 4))
 
+
+COMMANDS: dict[str, Callable[[Namespace], None]] = {
+    "figure1": draw_figure1,
+    "table1": partial(report.compare, PAPER, "1"),
+    "table4": partial(report.compare, PAPER, "4"),
+}
 
 if __name__ == "__main__":
-    try:
-        main()
-    except report.ReportError as error:
-        sys.exit(str(error))
+    report.run_script(__doc__ or "", COMMANDS)

@@ -8,7 +8,6 @@ trained: what is missing is named, with the `bfl-run` lines that make it. Figure
 networks' last hidden layer, figure 3 is a Fisher matrix and its blocks, figure 6 needs no runs.
 """
 
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -380,8 +379,4 @@ COMMANDS: dict[str, Callable[[Namespace], None]] = {
 }
 
 if __name__ == "__main__":
-    try:
-        chosen = report.parse_arguments(__doc__ or "", COMMANDS)
-        COMMANDS[chosen.command](chosen)
-    except report.ReportError as error:
-        sys.exit(str(error))
+    report.run_script(__doc__ or "", COMMANDS)

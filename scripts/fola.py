@@ -9,7 +9,6 @@ the paper. `figure3` is the accuracy after the first round, FOLA's aggregation a
 
 import json
 import statistics
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -355,8 +354,4 @@ COMMANDS: dict[str, Callable[[Namespace], None]] = {
 }
 
 if __name__ == "__main__":
-    try:
-        chosen = report.parse_arguments(__doc__ or "", COMMANDS)
-        COMMANDS[chosen.command](chosen)
-    except report.ReportError as error:
-        sys.exit(str(error))
+    report.run_script(__doc__ or "", COMMANDS)

@@ -8,7 +8,6 @@ named, with the `bfl-run` lines that make it. S is the server's model on all cli
 own model on its own. The paper's statistic is the maximum over rounds, taken on the test set; so it is here.
 """
 
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -274,8 +273,4 @@ COMMANDS: dict[str, Callable[[Namespace], None]] = {
 }
 
 if __name__ == "__main__":
-    try:
-        chosen = report.parse_arguments(__doc__ or "", COMMANDS)
-        COMMANDS[chosen.command](chosen)
-    except report.ReportError as error:
-        sys.exit(str(error))
+    report.run_script(__doc__ or "", COMMANDS)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -42,10 +43,10 @@ def write_run(folder: Path, *overrides: str, seed: int = 0, status: str = "done"
 
 @pytest.fixture
 def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(main: Callable[[], None], *arguments: str) -> str:
+    def call(script: ModuleType, *arguments: str) -> str:
         where = ["--runs", str(tmp_path / "runs"), "--to", str(tmp_path / "to")]
         monkeypatch.setattr(sys, "argv", ["script", arguments[0], *where, *arguments[1:]])
-        main()
+        report.run_script("", script.COMMANDS)
         return capsys.readouterr().out
 
     return call
@@ -137,7 +138,7 @@ def test_one_table_holds_one_partition(tmp_path: Path) -> None:
 def test_table_sets_ours_beside_the_papers(tmp_path: Path, run_script: Run) -> None:
     for seed in range(5):
         write_run(tmp_path / "runs" / f"{seed}", "experiment=bfl_p", "aggregator=eaa", seed=seed, ga=0.88 + seed / 1000)
-    text = run_script(bfl_p.main, "table1")
+    text = run_script(bfl_p, "table1")
     assert "runs by the paper's equations" in text
     assert "Not the setting" not in text
     assert line_of(text, "Non-IID", "FVBWA", "EAA")[:3] == ["88.20 +- 0.07", "88.30 +- 0.32", "-0.10"]
@@ -156,7 +157,7 @@ def test_released_and_equations_are_two_tables(tmp_path: Path, run_script: Run) 
     write_run(tmp_path / "runs" / "a", "experiment=bfl_p", "aggregator=cf", std_norm=1.5)
     write_run(tmp_path / "runs" / "b", "experiment=bfl_p_released", "aggregator=cf_released", std_norm=1.25)
     write_run(tmp_path / "runs" / "c", "experiment=bfl_p_released", "aggregator=cf", std_norm=9)  # neither
-    text = run_script(bfl_p.main, "table4")
+    text = run_script(bfl_p, "table4")
     equations, released = text.split("# BFL-P, table 4: runs by the released code")
     assert line_of(equations, "Non-IID", "FVBWA", "CF") == ["1.50", "1.40 +- 0.02", "+0.10", "1"]
     assert line_of(released, "Non-IID", "FVBWA", "CF") == ["1.25", "1.40 +- 0.02", "-0.15", "1"]
@@ -165,7 +166,7 @@ def test_released_and_equations_are_two_tables(tmp_path: Path, run_script: Run) 
 def test_a_setting_that_is_not_the_papers_says_so(tmp_path: Path, run_script: Run) -> None:
     changed = ["rounds=2", "method.beta=0.5", "model.bayesian_layers=2"]
     write_run(tmp_path / "runs" / "a", "experiment=ba_bfl", "aggregator=wb", *changed)
-    text = run_script(ba_bfl.main, "table1")
+    text = run_script(ba_bfl, "table1")
     assert "no reproduction of it: rounds=2 method.beta=0.5\n" in text
     sweeps = [line for line in text.splitlines() if line.startswith("    bfl-run")]
     assert len(sweeps) == 4
@@ -204,13 +205,11 @@ def test_figures_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> N
         for layers in (1, 3):
             chosen = ["method=fvb", "aggregator=wb", f"model.bayesian_layers={layers}"]
             write_run(runs / f"{layers}", *chosen, seed=seed, ece=ece, la=0.5 + ece)
-    text = run_script(ba_bfl.main, "figure3")
+    text = run_script(ba_bfl, "figure3")
     assert line_of(text, "digits", "ECE (%)", "0", "FedAVG") == ["21.0000", "1.0000", "2"]
     assert line_of(text, "digits", "ECE (%)", "3", "WB") == ["11.0000", "1.0000", "2"]
-    assert line_of(run_script(ba_bfl.main, "figure4"), "digits", "seconds per round", "1", "WB")[0] == "5.0000"
-    assert (
-        line_of(run_script(ba_bfl.main, "figure5"), "digits", "average local accuracy (%)", "1", "WB")[0] == "61.0000"
-    )
+    assert line_of(run_script(ba_bfl, "figure4"), "digits", "seconds per round", "1", "WB")[0] == "5.0000"
+    assert line_of(run_script(ba_bfl, "figure5"), "digits", "average local accuracy (%)", "1", "WB")[0] == "61.0000"
     for name in ("figure3", "figure4", "figure5"):
         for kind, start in (("pdf", b"%PDF"), ("png", b"\x89PNG")):
             assert (tmp_path / "to" / f"ba_bfl_{name}_equations.{kind}").read_bytes().startswith(start)
@@ -220,12 +219,12 @@ def test_partition_figure_is_the_first_runs(tmp_path: Path, run_script: Run) -> 
     for seed in (1, 0):
         write_run(tmp_path / "runs" / f"{9 - seed}", "method=fvb", seed=seed)
         (tmp_path / "runs" / f"{9 - seed}" / records.PARTITION_FIGURE).write_bytes(b"seed %d" % seed)
-    assert "digits, Dirichlet 0.1, seed 0" in run_script(ba_bfl.main, "figure2")
+    assert "digits, Dirichlet 0.1, seed 0" in run_script(ba_bfl, "figure2")
     assert (tmp_path / "to" / "ba_bfl_figure2.png").read_bytes() == b"seed 0"
 
 
 def test_toy_figure_needs_no_runs(tmp_path: Path, run_script: Run) -> None:
-    text = run_script(ba_bfl.main, "figure1")
+    text = run_script(ba_bfl, "figure1")
     assert line_of(text, "RKLB")[:2] == ["1.6000", "0.4000"]  # precisions 1 and 4, weights 1/2: (0 + 4) / 2.5, 1 / 2.5
     assert line_of(text, "WB")[:2] == ["1.0000", "0.5625"]
     assert (tmp_path / "to" / "ba_bfl_figure1.pdf").exists()
