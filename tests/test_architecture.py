@@ -20,7 +20,7 @@ LAYERS = [  # from the bottom
     {"run"},
     {"build"},
     {"outcome"},
-    {"cli", "data_cli"},
+    {"cli", "data_cli", "report_cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
@@ -62,8 +62,9 @@ def test_methods_do_not_import_one_another() -> None:
 
 
 def test_records_and_show_know_no_torch() -> None:
-    for name in ("records.py", "show.py", "report.py", "errors.py", "checks.py"):
-        assert not [module for module in imported(PACKAGE / name) if module.split(".")[0] == "torch"], name
+    files = [PACKAGE / name for name in ("records.py", "show.py", "errors.py", "checks.py")]
+    for path in (*files, *(PACKAGE / "report").glob("*.py")):
+        assert not [module for module in imported(path) if module.split(".")[0] == "torch"], path
 
 
 def test_only_the_command_line_knows_hydra() -> None:

@@ -1,42 +1,40 @@
-"""Tables and figures out of finished runs, for the scripts that redo a paper's. Reads run folders, never torch.
+"""Our numbers beside a paper's, and the commands for what is missing.
 
-Runs are matched by the values of their configs, never by the names of folders. Runs that differ in the seed alone are a
-group, and only within a group is anything averaged. Groups that agree in all but what tells the rows and columns of a
-table apart make a setting, and each setting gets a table or figure of its own.
-
-`published/NAME.csv` holds what a paper prints. In BA-BFL's, `model` is the number of Bayesian layers. BA-BFL does not
-say what follows its +-; its released code takes the population standard deviation.
+Groups that agree in all but what tells the rows and columns of a table apart make a setting, and each setting gets a
+table or figure of its own. `published/NAME.csv` holds what a paper prints. In BA-BFL's, `model` is the number of
+Bayesian layers. BA-BFL does not say what follows its +-; its released code takes the population standard deviation.
 """
 
 import argparse
 import csv
-import io
 import json
 import math
 import shlex
-import statistics
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from bfl_bench import records
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Config = dict[str, Any]
-"""Flat: `local.lr` -> 0.01. Only what decides a result, as `records.identity` has it."""
+from bfl_bench.report.output import describe_notes, markdown, write
+from bfl_bench.report.runs import (
+    PARTS,
+    Config,
+    Group,
+    ReportError,
+    Run,
+    find_runs,
+    flatten,
+    group_over_seeds,
+    without,
+)
 
 Row = tuple[str, str, str]
 """Partition, model and aggregator as a paper's table prints them."""
 
-HERE = Path(__file__).parent
-PARTS = ("dataset", "partition", "method", "aggregator")
+HERE = Path(__file__).parent.parent
 INCIDENTAL = (  # no paper means these
     "device", "threads", "eval.every", "eval.local_every", "eval.batch_size", "partition.max_tries"
 )  # fmt: skip
@@ -46,53 +44,6 @@ METRICS = {  # metric in published/*.csv: heading, column of metrics.csv, factor
     "nll": ("NLL", "nll", 1),
     "std_norm": ("std norm", "std_norm", 1),
 }
-
-
-class ReportError(Exception):
-    """The runs cannot be put into one table; the sentence says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class Run:
-    folder: Path
-    config: Config
-    final: Mapping[str, records.Cell]
-
-    def seconds_per_round(self) -> float:
-        """Training of all clients, added up, and aggregation; mean over the rounds."""
-        rows = records.read_table(self.folder / records.TIMING)
-        return statistics.fmean((row["client_seconds"] or 0) + (row["server_seconds"] or 0) for row in rows)
-
-
-class Stats(NamedTuple):
-    """Over seeds; `std` and `standard_error` with n - 1. A single seed has no spread: NaN."""
-
-    num: int
-    mean: float
-    std: float
-    population_std: float
-    standard_error: float
-
-
-def summarise(values: Sequence[float]) -> Stats:
-    num, mean = len(values), statistics.fmean(values)
-    std = statistics.stdev(values) if num > 1 else math.nan
-    return Stats(num, mean, std, std * math.sqrt((num - 1) / num), std / math.sqrt(num))
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs whose configs differ in the seed alone; `config` has none."""
-
-    config: Config
-    runs: tuple[Run, ...]
-
-    def stats(self, metric: str, factor: float = 1) -> Stats | None:
-        """Of a column of metrics.csv in the last round, or `seconds_per_round`; None where a run lacks it."""
-        timed = metric == "seconds_per_round"
-        values = [run.seconds_per_round() if timed else run.final.get(metric) for run in self.runs]
-        present = [factor * value for value in values if value is not None]
-        return summarise(present) if len(present) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -142,54 +93,9 @@ def read_published(paper: str, table: str) -> dict[tuple[str, str], float]:
         return {(c["row"], c["column"]): float(c["value"]) for c in csv.DictReader(file) if c["table"] == table}
 
 
-def need(found: object, what: str, line: str) -> None:
-    """Without runs there is nothing to show but the command that makes them."""
-    if not found:
-        raise ReportError(f"no finished run of {what} there; give other --runs, or make it:\n\n    {line}\n")
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Config:
-    flat: Config = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
-    return flat
-
-
 def is_released(config: Config) -> bool:
     """Whether a run follows the released code of BFL-P and BA-BFL: a clamp that stops the gradient."""
     return config.get("model.log_variance_clamp") == "hard"
-
-
-def find_runs(
-    paths: Sequence[Path], where: Config, keep: Callable[[Config], object] = bool
-) -> tuple[list[Run], list[str]]:
-    """The finished runs below the paths that hold the values and are to be kept, and a sentence on each left out."""
-    runs: dict[str, Run] = {}
-    notes = [f"{path}: no such folder" for path in paths if not path.exists()]
-    files = {file.resolve(): file for path in paths for file in sorted(path.rglob(records.CONFIG))}
-    for file in files.values():
-        content = yaml.safe_load(file.read_text())
-        if not isinstance(content, dict) or not {"seed", "rounds", *PARTS} <= set(content):
-            continue  # not a run's
-        folder, config = file.parent, flatten(records.identity(content))
-        if any(config.get(key) != value for key, value in records.identity(where).items()) or not keep(config):
-            continue
-        summary = records.read_json(folder / records.SUMMARY)
-        identity = json.dumps(config, sort_keys=True)
-        if summary is None or summary["status"] != "done":
-            notes.append(f"{folder}: {summary['status'] if summary else 'not finished'}; not in the means")
-        elif identity in runs:
-            notes.append(f"{folder}: the same config as {runs[identity].folder}; counted once")
-        else:
-            runs[identity] = Run(folder, config, summary["final"])
-    return list(runs.values()), notes
-
-
-def group_over_seeds(runs: Iterable[Run]) -> list[Group]:
-    groups: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: run.config["seed"]):
-        groups.setdefault(json.dumps(_without(run.config, ["seed"]), sort_keys=True), []).append(run)
-    return [Group(_without(members[0].config, ["seed"]), tuple(members)) for members in groups.values()]
 
 
 def find_settings(paper: Paper, runs: Iterable[Run]) -> list[Setting]:
@@ -199,7 +105,7 @@ def find_settings(paper: Paper, runs: Iterable[Run]) -> list[Setting]:
     """
     found: dict[str, list[Group]] = {}
     for group in group_over_seeds(runs):
-        rest = _without(group.config, [*PARTS, *paper.labels])
+        rest = without(group.config, [*PARTS, *paper.labels])
         found.setdefault(json.dumps(rest, sort_keys=True), []).append(group)
     settings: list[Setting] = []
     for groups in sorted(found.values(), key=lambda groups: len(changes(paper, groups[:1]))):
@@ -219,7 +125,7 @@ def _check_parts(groups: Sequence[Group], labels: Sequence[str]) -> None:
     for part in PARTS:
         seen: dict[str, Config] = {}
         for group in groups:
-            values = {k: v for k, v in _without(group.config, labels).items() if k.startswith(f"{part}.")}
+            values = {k: v for k, v in without(group.config, labels).items() if k.startswith(f"{part}.")}
             first = seen.setdefault(values[f"{part}.name"], values)
             for key in sorted(first.keys() | values.keys()):
                 if (a := first.get(key)) != (b := values.get(key)):
@@ -228,10 +134,6 @@ def _check_parts(groups: Sequence[Group], labels: Sequence[str]) -> None:
                         f"{part} {values[f'{part}.name']}: some runs have {one}, others {other}; "
                         f"choose with --where {one}, or give other --runs"
                     )
-
-
-def _without(config: Config, keys: Sequence[str]) -> Config:
-    return {k: v for k, v in config.items() if not any(k == key or k.startswith(f"{key}.") for key in keys)}
 
 
 def _options(values: Config) -> list[str]:
@@ -272,7 +174,7 @@ def changes(paper: Paper, groups: Iterable[Group]) -> Config:
         for path, prefix in files:
             expected |= read_conf(path, prefix) if path.exists() else {}
         expected |= paper.datasets.get(config["dataset.name"], {})
-        for key, value in _without(config, paper.labels).items():
+        for key, value in without(config, paper.labels).items():
             if value != expected.get(key) and (value or expected.get(key)):  # no value is as good as none
                 found[key] = value
     return found
@@ -284,7 +186,7 @@ def sweep_lines(paper: Paper, released: bool, dataset: str, rows: Iterable[Row],
     sweeps: dict[str, list[str]] = {}
     for row in rows:
         overrides, aggregator = paper.overrides_of(row, released)
-        values = paper.datasets[dataset] | (_without(changed, ["partition"]) if row[0] == "IID" else changed)
+        values = paper.datasets[dataset] | (without(changed, ["partition"]) if row[0] == "IID" else changed)
         sweeps.setdefault(" ".join([start, *overrides, *_options(values)]), []).append(aggregator)
     ends = {line: [f"aggregator={','.join(rules)}"] if any(rules) else [] for line, rules in sweeps.items()}
     return [" ".join([line, *end, f"seed={','.join(map(str, paper.seeds))}"]) for line, end in ends.items()]
@@ -342,7 +244,7 @@ def _compare_dataset(paper: Paper, table: str, setting: Setting, dataset: str) -
     text = f"\n## {dataset}\n\n{markdown(head, lines)}" + describe_changes(paper, here.values())
     if missing and dataset in paper.datasets:
         changed = (
-            changes(paper, here.values()) if here else _without(changes(paper, setting.cells.values()), ["dataset"])
+            changes(paper, here.values()) if here else without(changes(paper, setting.cells.values()), ["dataset"])
         )
         text += "\nMissing, or with fewer seeds than the paper's; to make them:\n\n"
         text += "".join(f"    {line}\n" for line in sweep_lines(paper, setting.released, dataset, missing, changed))
@@ -350,72 +252,11 @@ def _compare_dataset(paper: Paper, table: str, setting: Setting, dataset: str) -
 
 
 def describe_changes(paper: Paper, groups: Iterable[Group]) -> str:
-    options = " ".join(_options(_without(changes(paper, groups), INCIDENTAL)))
+    options = " ".join(_options(without(changes(paper, groups), INCIDENTAL)))
     return f"\nNot the setting of {paper.title}, so no reproduction of it: {options}\n" if options else ""
-
-
-def describe_notes(notes: Sequence[str]) -> str:
-    return "\nLeft out:\n\n" + "".join(f"- {note}\n" for note in notes) if notes else ""
 
 
 def _number(value: float | None, spread: float | None = None, sign: str = "") -> str:
     if value is None:
         return "-"
     return f"{value:{sign}.2f}" + (f" +- {spread:.2f}" if spread is not None and not math.isnan(spread) else "")
-
-
-# Output
-
-
-def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Namespace:
-    """`where` of the result holds the asked values of config keys, the dataset among them."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=list(commands))
-    parser.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help="folders with runs below")
-    parser.add_argument("--to", type=Path, default=Path("outputs/report"), help="folder for what is made")
-    parser.add_argument("--dataset", help="only runs on this dataset")
-    parser.add_argument(
-        "--where", nargs="+", default=[], metavar="KEY=VALUE", help="only runs with these config values"
-    )
-    arguments = parser.parse_args()
-    pairs = (item.partition("=") for item in arguments.where)
-    arguments.where = {key: yaml.safe_load(value) for key, _, value in pairs}
-    if arguments.dataset:
-        arguments.where["dataset.name"] = arguments.dataset
-    return arguments
-
-
-def run_script(description: str, commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> None:
-    """The main function of a script: what the user asks for, or one sentence why it cannot be."""
-    try:
-        arguments = parse_arguments(description, commands)
-        commands[arguments.command](arguments)
-    except ReportError as error:
-        sys.exit(str(error))
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rows = list(rows)
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [head, ["-" * width for width in widths], *rows]
-    return "".join(f"| {' | '.join(c.ljust(w) for c, w in zip(line, widths, strict=True))} |\n" for line in lines)
-
-
-def write(to: Path, name: str, text: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """`name`.md and `name`.csv, and the Markdown on the terminal."""
-    to.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    records.write_text(to / f"{name}.md", text)
-    records.write_text(to / f"{name}.csv", table.getvalue())
-    print(text)
-
-
-def save_figure(figure: "Figure", to: Path, name: str) -> None:
-    """`name`.pdf and `name`.png; the same figure gives the same bytes."""
-    to.mkdir(parents=True, exist_ok=True)
-    figure.savefig(to / f"{name}.pdf", metadata={"CreationDate": None})
-    figure.savefig(to / f"{name}.png", dpi=150)
-    print(f"figure: {to / name}.pdf, .png")

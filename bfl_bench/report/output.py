@@ -1,0 +1,81 @@
+"""What reports and scripts print and write: Markdown, CSV, figures; and how a script is called."""
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from bfl_bench import records
+from bfl_bench.report.runs import ReportError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Namespace:
+    """`where` of the result holds the asked values of config keys, the dataset among them."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=list(commands))
+    parser.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help="folders with runs below")
+    parser.add_argument("--to", type=Path, default=Path("outputs/report"), help="folder for what is made")
+    parser.add_argument("--dataset", help="only runs on this dataset")
+    parser.add_argument(
+        "--where", nargs="+", default=[], metavar="KEY=VALUE", help="only runs with these config values"
+    )
+    arguments = parser.parse_args()
+    pairs = (item.partition("=") for item in arguments.where)
+    arguments.where = {key: yaml.safe_load(value) for key, _, value in pairs}
+    if arguments.dataset:
+        arguments.where["dataset.name"] = arguments.dataset
+    return arguments
+
+
+def run_script(description: str, commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> None:
+    """The main function of a script: what the user asks for, or one sentence why it cannot be."""
+    try:
+        arguments = parse_arguments(description, commands)
+        commands[arguments.command](arguments)
+    except ReportError as error:
+        sys.exit(str(error))
+
+
+def need(found: object, what: str, line: str) -> None:
+    """Without runs there is nothing to show but the command that makes them."""
+    if not found:
+        raise ReportError(f"no finished run of {what} there; give other --runs, or make it:\n\n    {line}\n")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rows = list(rows)
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "".join(f"| {' | '.join(c.ljust(w) for c, w in zip(line, widths, strict=True))} |\n" for line in lines)
+
+
+def write(to: Path, name: str, text: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """`name`.md and `name`.csv, and the Markdown on the terminal."""
+    to.mkdir(parents=True, exist_ok=True)
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    records.write_text(to / f"{name}.md", text)
+    records.write_text(to / f"{name}.csv", table.getvalue())
+    print(text)
+
+
+def save_figure(figure: "Figure", to: Path, name: str) -> None:
+    """`name`.pdf and `name`.png; the same figure gives the same bytes."""
+    to.mkdir(parents=True, exist_ok=True)
+    figure.savefig(to / f"{name}.pdf", metadata={"CreationDate": None})
+    figure.savefig(to / f"{name}.png", dpi=150)
+    print(f"figure: {to / name}.pdf, .png")
+
+
+def describe_notes(notes: Sequence[str]) -> str:
+    return "\nLeft out:\n\n" + "".join(f"- {note}\n" for note in notes) if notes else ""

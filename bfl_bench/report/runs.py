@@ -1,0 +1,117 @@
+"""Finished runs, read from their folders and grouped. Never torch.
+
+Runs are matched by the values of their configs, never by the names of folders. Runs that differ in the seed alone are a
+group, and only within a group is anything averaged.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from bfl_bench import records
+
+Config = dict[str, Any]
+"""Flat: `local.lr` -> 0.01. Only what decides a result, as `records.identity` has it."""
+
+PARTS = ("dataset", "partition", "method", "aggregator")
+
+
+class ReportError(Exception):
+    """The runs cannot be put into one table; the sentence says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    config: Config
+    final: Mapping[str, records.Cell]
+    diverged: bool = False
+
+    def seconds_per_round(self) -> float:
+        """Training of all clients, added up, and aggregation; mean over the rounds."""
+        rows = records.read_table(self.folder / records.TIMING)
+        return statistics.fmean((row["client_seconds"] or 0) + (row["server_seconds"] or 0) for row in rows)
+
+
+class Stats(NamedTuple):
+    """Over seeds; `std` and `standard_error` with n - 1. A single seed has no spread: NaN."""
+
+    num: int
+    mean: float
+    std: float
+    population_std: float
+    standard_error: float
+
+
+def summarise(values: Sequence[float]) -> Stats:
+    num, mean = len(values), statistics.fmean(values)
+    std = statistics.stdev(values) if num > 1 else math.nan
+    return Stats(num, mean, std, std * math.sqrt((num - 1) / num), std / math.sqrt(num))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs whose configs differ in the seed alone; `config` has none."""
+
+    config: Config
+    runs: tuple[Run, ...]
+
+    def stats(self, metric: str, factor: float = 1) -> Stats | None:
+        """Of a column of metrics.csv in the last round, or `seconds_per_round`; None where a run lacks it."""
+        timed = metric == "seconds_per_round"
+        values = [run.seconds_per_round() if timed else run.final.get(metric) for run in self.runs]
+        present = [factor * value for value in values if value is not None]
+        return summarise(present) if len(present) == len(values) else None
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Config:
+    flat: Config = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return flat
+
+
+def find_runs(
+    paths: Sequence[Path], where: Config, keep: Callable[[Config], object] = bool, diverged: bool = False
+) -> tuple[list[Run], list[str]]:
+    """The finished runs below the paths that hold the values and are to be kept, and a sentence on each left out.
+
+    A diverged run is finished too, but its last numbers say little: it is among the runs only with `diverged`.
+    """
+    runs: dict[str, Run] = {}
+    notes = [f"{path}: no such folder" for path in paths if not path.exists()]
+    files = {file.resolve(): file for path in paths for file in sorted(path.rglob(records.CONFIG))}
+    for file in files.values():
+        content = yaml.safe_load(file.read_text())
+        if not isinstance(content, dict) or not {"seed", "rounds", *PARTS} <= set(content):
+            continue  # not a run's
+        folder, config = file.parent, flatten(records.identity(content))
+        if any(config.get(key) != value for key, value in records.identity(where).items()) or not keep(config):
+            continue
+        summary = records.read_json(folder / records.SUMMARY)
+        identity = json.dumps(config, sort_keys=True)
+        accepted = ("done", "diverged") if diverged else ("done",)
+        if summary is None or summary["status"] not in accepted:
+            notes.append(f"{folder}: {summary['status'] if summary else 'not finished'}; not in the means")
+        elif identity in runs:
+            notes.append(f"{folder}: the same config as {runs[identity].folder}; counted once")
+        else:
+            runs[identity] = Run(folder, config, summary["final"] or {}, summary["status"] == "diverged")
+    return list(runs.values()), notes
+
+
+def group_over_seeds(runs: Iterable[Run]) -> list[Group]:
+    groups: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.config["seed"]):
+        groups.setdefault(json.dumps(without(run.config, ["seed"]), sort_keys=True), []).append(run)
+    return [Group(without(members[0].config, ["seed"]), tuple(members)) for members in groups.values()]
+
+
+def without(config: Config, keys: Sequence[str]) -> Config:
+    return {k: v for k, v in config.items() if not any(k == key or k.startswith(f"{key}.") for key in keys)}
