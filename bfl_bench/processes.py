@@ -73,7 +73,7 @@ class _Pool:
         given: dict[int, Job] = {}
         deaths: dict[int, int] = {}
         again: deque[int] = deque()
-        replies: dict[int, Reply] = {}
+        replies: dict[int, Reply | Exception] = {}
         following = 0  # the index whose reply is handed on next
         exhausted = False
         while True:
@@ -102,13 +102,14 @@ class _Pool:
                     again.append(peer.index)
                     self._peers[self._peers.index(peer)] = self._spawn()
                     continue
-                if isinstance(found, BaseException):
-                    raise found
                 assert peer.index is not None
                 replies[peer.index], peer.index = found, None
             while following in replies:
                 del given[following]
-                yield replies.pop(following)
+                reply = replies.pop(following)
+                if isinstance(reply, Exception):  # in its turn: the first client that fails is the one that is named
+                    raise reply
+                yield reply
                 following += 1
 
     def close(self) -> None:
