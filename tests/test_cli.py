@@ -303,6 +303,7 @@ def test_an_empty_sweep_is_said_to_be_empty(bfl_run: BflRun) -> None:
     assert "no points" in result.err
 
 
+@pytest.mark.slow
 def test_an_experiment_brings_its_sweep_and_the_command_line_wins(bfl_run: BflRun, tmp_path: Path) -> None:
     conf = tmp_path / "conf"
     for name, text in {

@@ -1,6 +1,7 @@
 """bfl-report: grouping by what differs, statistics against scipy and by hand, and what is missing or diverged."""
 
 import csv
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,13 @@ from bfl_bench.report_cli import main
 from tests.composing import resolve, write_run
 
 
+@cache
+def composed(*overrides: str) -> dict[str, Any]:
+    return resolve(*overrides)
+
+
 def make(out: Path, method: str, seed: int, *overrides: str, **values: float) -> Path:
-    config = resolve(f"method={method}", f"seed={seed}", *overrides)
+    config = composed(f"method={method}", *overrides) | {"seed": seed}
     return write_run(out, config, {"round": 1, "ga": 0.5, "nll": 1.0, **values})
 
 

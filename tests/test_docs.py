@@ -5,6 +5,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import BflRun
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +52,7 @@ def test_documents_speak_of_keys_and_files_that_exist() -> None:
         assert f"`{column}`" in metrics, column
 
 
+@pytest.mark.slow
 def test_first_screen_of_the_readme(bfl_run: BflRun) -> None:
     """The bare command prints what the README shows: the same folder, the same accuracy but for rounding elsewhere."""
     shown = (ROOT / "README.md").read_text()

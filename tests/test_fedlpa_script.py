@@ -71,6 +71,7 @@ def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_two_gaussians(tmp_path: Path) -> None:
     assert call_script("fedlpa", "figure6", cwd=tmp_path).returncode == 0
     with (tmp_path / "outputs/report/fedlpa_figure6.csv").open(newline="") as file:

@@ -36,6 +36,7 @@ def wait_for_rounds(process: "subprocess.Popen[str]", count: int) -> None:
         assert process.stderr.readline()
 
 
+@pytest.mark.slow
 def test_kill_and_resume(undisturbed: bytes, tmp_path: Path) -> None:
     moments = random.Random(1)
     for _ in range(3):

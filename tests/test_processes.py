@@ -34,6 +34,7 @@ def check_same(tmp_path: Path, *overrides: str) -> None:
     assert files(tmp_path / "sequential") == files(tmp_path / "processes")
 
 
+@pytest.mark.slow
 def test_the_same_bytes_as_sequential(tmp_path: Path) -> None:
     check_same(tmp_path, *choose("scaffold"), "participation=0.6", "local.momentum=0.5")
 
