@@ -66,7 +66,8 @@ class MeanCosine:
 
     def add(self, precision: Tensor) -> None:
         entries = precision.flatten() - precision.min()
-        entries /= entries.norm().clamp(min=torch.finfo(entries.dtype).tiny)
+        length = torch.linalg.vector_norm(entries, dtype=torch.float64)  # float32 sums of so many squares are too rough
+        entries /= length.clamp(min=torch.finfo(entries.dtype).tiny)
         self._sum = entries if self._sum is None else self._sum.add_(entries)
         self._num += 1
 

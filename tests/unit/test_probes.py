@@ -50,6 +50,15 @@ def test_mean_cosine_of_all_pairs() -> None:
     assert cosine.result() == pytest.approx(sum(pairs) / 6)
 
 
+def test_mean_cosine_of_millions_of_entries() -> None:
+    precision = torch.rand(3_000_000, generator=generator()) * 1e-3 + 0.05
+    precision[0] = 0
+    cosine = MeanCosine()
+    for _ in range(2):
+        cosine.add(precision)
+    assert cosine.result() == pytest.approx(1.0, abs=1e-5)
+
+
 def test_mean_cosine_needs_two_and_survives_flat_ones() -> None:
     cosine = MeanCosine()
     cosine.add(torch.ones(5))
