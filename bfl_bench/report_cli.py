@@ -7,11 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from bfl_bench import records
 from bfl_bench.report.comparison import SIGNIFICANT, SPREADS, Row, make_rows, mark_best, rank, text_of
-from bfl_bench.report.output import markdown
+from bfl_bench.report.output import describe_notes, markdown, parse_where
 from bfl_bench.report.runs import ReportError, find_runs
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
@@ -56,8 +54,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", choices=FORMATS, default="terminal")
     parser.add_argument("--to", type=Path, help="a file instead of the terminal")
     arguments = parser.parse_args(argv)
-    pairs = (item.partition("=") for item in arguments.where)
-    arguments.where = {key: yaml.safe_load(value) for key, _, value in pairs}
+    arguments.where = parse_where(arguments.where)
     return arguments
 
 
@@ -97,7 +94,7 @@ def report(arguments: argparse.Namespace) -> str:
                 f"\n{metric}: mean ranks over {ranks.num_blocks} settings: {listed}; Friedman p = {ranks.p_value:.3g}, "
             )
             text += f"differences above {ranks.critical_difference:.2f} are significant (Nemenyi).\n"
-    return text + ("\nLeft out:\n\n" + "".join(f"- {note}\n" for note in notes) if notes else "")
+    return text + describe_notes(notes)
 
 
 def as_latex(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:

@@ -21,22 +21,18 @@ class Lateral(nn.Module):
         if not isinstance(shared, nn.Sequential) or not isinstance(private, nn.Sequential):
             raise ConfigError("method.private", "lateral", "none for a network that is not a sequence of layers")
         self.shared, self.private = shared, private
-        num_layers = sum(_has_parameters(layer) for layer in shared)
-        self.gates = nn.Parameter(0.1 * torch.rand(num_layers))
+        self._gated = [any(True for _ in layer.parameters()) for layer in shared]
+        self.gates = nn.Parameter(0.1 * torch.rand(sum(self._gated)))
 
     def forward(self, x: Tensor) -> Tensor:
         shared = private = x
         number = 0
-        for layer, own in zip(self.shared, self.private, strict=True):
+        for layer, own, gated in zip(self.shared, self.private, self._gated, strict=True):
             shared, private = layer(shared), own(private)
-            if _has_parameters(layer):
+            if gated:
                 shared = shared + self.gates[number].clamp(min=0.0) * private
                 number += 1
         return shared
-
-
-def _has_parameters(layer: nn.Module) -> bool:
-    return any(True for _ in layer.parameters())
 
 
 def count_shared(layout: Layout) -> tuple[int, int]:

@@ -28,11 +28,16 @@ def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Names
         "--where", nargs="+", default=[], metavar="KEY=VALUE", help="only runs with these config values"
     )
     arguments = parser.parse_args()
-    pairs = (item.partition("=") for item in arguments.where)
-    arguments.where = {key: yaml.safe_load(value) for key, _, value in pairs}
+    arguments.where = parse_where(arguments.where)
     if arguments.dataset:
         arguments.where["dataset.name"] = arguments.dataset
     return arguments
+
+
+def parse_where(items: Iterable[str]) -> dict[str, object]:
+    """KEY=VALUE as on the command line, values read as YAML."""
+    pairs = (item.partition("=") for item in items)
+    return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 def run_script(description: str, commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> None:
