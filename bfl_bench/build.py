@@ -49,6 +49,7 @@ class Settings:
     threads: Annotated[int, Between(1, 256)]
     data_dir: str | None
     out: str
+    scale: Literal["paper", "cpu", "smoke"]
     force: bool
     dry_run: bool
 
@@ -135,9 +136,10 @@ def plan(config: Mapping[str, Any]) -> Plan:
     if gaussian is None and _has_gaussian_layers(method):
         allowed = f"a network with the keys of Gaussian layers (`defaults: [_gaussian, _self_]`) for {method.name}"
         raise ConfigError("model", config["model"].get("name"), allowed)
-    if gaussian is not None and gaussian.bayesian_layers not in ("auto", 0) and not _has_gaussian_layers(method):
-        allowed = f"auto or 0; method {method.name} has no Gaussian layers"
-        raise ConfigError("model.bayesian_layers", gaussian.bayesian_layers, allowed)
+    asked = gaussian.bayesian_layers if gaussian is not None else 0
+    if asked not in ("auto", "auto_all", 0) and not _has_gaussian_layers(method):
+        allowed = f"auto, auto_all or 0; method {method.name} has no Gaussian layers"
+        raise ConfigError("model.bayesian_layers", asked, allowed)
     if server_samples == 0 and getattr(method, "server_data", False):
         raise ConfigError("dataset.server_samples", 0, f"above 0; method {method.name} needs unlabelled server data")
     if rounds := config["eval"].get("weight_rounds"):
@@ -239,7 +241,7 @@ def _make_module(plan: Plan, dataset: Dataset) -> nn.Module:
         available = count_layers(module)
         if isinstance(layers, int) and layers > available:
             raise ConfigError("model.bayesian_layers", layers, f"at most the {available} layers of the network")
-        num_layers = None if layers == "auto" else available if layers == "all" else layers
+        num_layers = None if layers == "auto" else available if layers in ("all", "auto_all") else layers
         assert not isinstance(num_layers, str)
         module = make_gaussian(module, num_layers, plan.gaussian)
         return Lateral(module, make_gaussian(private, num_layers, plan.gaussian)) if private is not None else module

@@ -122,6 +122,7 @@ def _run(config: "DictConfig") -> Outcome:
     from bfl_bench.run import run
 
     resolved = resolve(config)
+    _check_scale(resolved["scale"])
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     plan = build.plan(resolved)
     folder = Path(plan.settings.out) / records.folder_name(resolved)
@@ -168,6 +169,18 @@ def resolve(config: "DictConfig") -> dict[str, Any]:
         rules = {name: compose("config", [f"aggregator={name}"])["aggregator"] for name in names}
         resolved["eval"]["also_aggregate"] = {name: OmegaConf.to_container(rule) for name, rule in rules.items()}
     return resolved  # type: ignore[no-any-return]
+
+
+def _check_scale(scale: str) -> None:
+    """How an experiment is shortened stands in a file; without one, nothing would be."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    if scale != "cpu":
+        return
+    experiment = HydraConfig.get().runtime.choices["experiment"]
+    if f"{experiment}_cpu" not in GlobalHydra.instance().config_loader().get_group_options("scale/of"):
+        raise ConfigError("scale", "cpu", "paper or smoke; only experiments that are a table or figure have it")
 
 
 def _describe_run(folder: Path, plan: "Plan", dataset: Any, partition: Any) -> None:

@@ -51,13 +51,18 @@ METRICS_COLUMNS = (
     "bytes_up",
     "bytes_down",
 )
-TIMING_COLUMNS = ("round", "client_seconds", "server_seconds", "evaluation_seconds", "peak_memory_mb")
+TIMING_COLUMNS = (
+    "round", "client_seconds", "server_seconds", "evaluation_seconds", "wall_seconds", "peak_memory_mb"
+)  # fmt: skip
 CLIENTS_COLUMNS = ("round", "client", "size", "accuracy", "nll", "ece")
 WEIGHTS_COLUMNS = ("round", "weight", "ga", "nll", "ece")
 RELIABILITY_COLUMNS = ("round", "bin", "count", "confidence", "accuracy")
 
 # Keys that cannot change a result: they stay out of a run's identity.
-WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra", "schema_version")
+WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra", "scale", "schema_version")
+
+MADE_UP = "made-up"
+"""The value of `data_dir` that stands for random data instead of the real files."""
 
 Cell = int | float | None
 
@@ -71,9 +76,12 @@ def config_folder() -> Path:
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved config that decides the results; 1 and 1.0 are the same.
 
-    Of the folders of other runs that a run builds on, only the name counts, which says what their configs are.
+    Of the folders of other runs that a run builds on, only the name counts, which says what their configs are. Where
+    the data lie does not matter, unless they are made up.
     """
     kept = {key: _normalise(value) for key, value in config.items() if key not in WITHOUT_EFFECT}
+    if config.get("data_dir") == MADE_UP:
+        kept["data_dir"] = MADE_UP
     if isinstance(kept.get("given"), dict):
         kept["given"] = {key: path and Path(str(path)).name for key, path in kept["given"].items()}
     return kept

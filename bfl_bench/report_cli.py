@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bfl_bench import records
 from bfl_bench.report.comparison import SIGNIFICANT, SPREADS, Row, make_rows, mark_best, rank, text_of
-from bfl_bench.report.output import describe_notes, markdown, parse_where
+from bfl_bench.report.output import describe_notes, latex, markdown, parse_where
 from bfl_bench.report.runs import ReportError, find_runs
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
@@ -68,7 +68,7 @@ def report(arguments: argparse.Namespace) -> str:
         return as_csv(rows, arguments.metrics)
     keys = list(rows[0].label)
     shown = "" if keys else f"{runs[0].folder.name}\n"
-    bold = {"markdown": "**{}**", "latex": "\\textbf{{{}}}", "terminal": "{} *"}[arguments.format]
+    bold = {"markdown": "**{}**", "latex": "**{}**", "terminal": "{} *"}[arguments.format]
     body: list[list[str]] = []
     for row in rows:
         cells = [text_of(row, metric, arguments.spread) for metric in arguments.metrics]
@@ -84,7 +84,7 @@ def report(arguments: argparse.Namespace) -> str:
     test = {"t": "t-test", "wilcoxon": "Wilcoxon test"}[arguments.test]
     caption = f"Last round; {spread}. Marked: best by a paired {test} over seeds, Holm-corrected, p < {SIGNIFICANT}."
     if arguments.format == "latex":
-        return as_latex(head, body, caption)
+        return latex(head, body, caption)
     text = f"{shown}{caption}\n\n{markdown(head, body)}"
     for metric in arguments.metrics:
         if (ranks := rank(rows, metric, arguments.compare)) is not None:
@@ -95,17 +95,6 @@ def report(arguments: argparse.Namespace) -> str:
             )
             text += f"differences above {ranks.critical_difference:.2f} are significant (Nemenyi).\n"
     return text + describe_notes(notes)
-
-
-def as_latex(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    def escape(cell: str) -> str:
-        cell = cell.replace("+-", "$\\pm$")
-        return cell if "textbf" in cell else cell.replace("_", "\\_").replace("%", "\\%")
-
-    lines = [" & ".join(escape(cell) for cell in row) + r" \\" for row in (head, *rows)]
-    columns = "l" * len(head)
-    body = "\n".join([lines[0], r"\midrule", *lines[1:]])
-    return f"% {caption}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
 
 
 def as_csv(rows: Sequence[Row], metrics: Sequence[str]) -> str:

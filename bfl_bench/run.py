@@ -116,7 +116,8 @@ def _run_rounds(experiment: Experiment, runner: Runner, folder: Path, on_round: 
             replies = list(replies)
         state, server_metrics = method.server_update(task, state, replies, stream(experiment.seed, "server", round_))
         check_finite({**state, **server_metrics}, f"round {round_}, server")
-        server_seconds = time.perf_counter() - started - measured.waited_seconds
+        wall_seconds = time.perf_counter() - started
+        server_seconds = wall_seconds - measured.waited_seconds
         if personal is not None:
             personal.update(measured.replies)
         memories |= measured.memories
@@ -152,6 +153,7 @@ def _run_rounds(experiment: Experiment, runner: Runner, folder: Path, on_round: 
                     "client_seconds": sum(reply.train_seconds for reply in measured.replies),
                     "server_seconds": server_seconds,
                     "evaluation_seconds": evaluation_seconds,
+                    "wall_seconds": wall_seconds,
                     "peak_memory_mb": peak_memory_mb(task.model.vector.device),
                 }
             ]

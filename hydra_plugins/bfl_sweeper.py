@@ -1,19 +1,27 @@
-"""Hydra's basic sweeper, but one bad point does not stop the others.
+"""Hydra's basic sweeper, but one bad point does not stop the others, and it says how far the sweep is.
 
 Hydra finds sweepers only below the name `hydra_plugins`. Its own composes all points first and gives up at the first
 that does not compose; this one reports such a point, runs the rest with whatever launcher is configured, and sums up.
+With the default launcher points run one after the other, each announced with an estimate of the time left.
 """
 
+import logging
+import time
+from collections.abc import Sequence
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 
 
 class BflSweeper(BasicSweeper):
-    def __init__(self, max_batch_size: int | None = None, params: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, max_batch_size: int | None = None, params: dict[str, str] | None = None, limit: int | None = None
+    ) -> None:
         super().__init__(max_batch_size, params)
+        self.limit = limit
 
     def sweep(self, arguments: list[str]) -> Any:
         from bfl_bench.cli import finish_sweep
@@ -25,19 +33,49 @@ class BflSweeper(BasicSweeper):
         loader = self.hydra_context.config_loader
         overrides = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
         points = [point for batch in self.split_arguments(overrides, None) for point in batch]
+        if self.limit is not None and self.limit < len(points):
+            print(f"{self.limit} of the {len(points)} points of the sweep")
+            points = spread(points, self.limit)
         outcomes: dict[int, Outcome] = {}
-        for index, point in enumerate(points):
-            try:
-                loader.load_sweep_config(self.config, list(point))
-            except Exception as error:
-                outcomes[index] = outcome_of(error, point)
-        runnable = [index for index in range(len(points)) if index not in outcomes]
-        size = self.max_batch_size or max(1, len(runnable))
-        for start in range(0, len(runnable), size):
-            batch = runnable[start : start + size]
-            returns = self.launcher.launch([points[index] for index in batch], initial_job_idx=start)
-            outcomes |= {index: _outcome(job) for index, job in zip(batch, returns, strict=True)}
+        one_by_one = isinstance(self.launcher, BasicLauncher)
+        if one_by_one:
+            logging.getLogger(BasicLauncher.__module__).setLevel(logging.WARNING)  # it would announce each as the only
+        size = 1 if one_by_one else self.max_batch_size or max(1, len(points))
+        seconds: list[float] = []  # of the points that were run
+        for start in range(0, len(points), size):
+            batch: list[int] = []
+            for index in range(start, min(start + size, len(points))):
+                try:
+                    loader.load_sweep_config(self.config, list(points[index]))
+                    batch.append(index)
+                except Exception as error:
+                    outcomes[index] = outcome_of(error, points[index])
+            if one_by_one and batch:
+                left = time_left(seconds, len(points) - start)
+                print(f"[{start + 1}/{len(points)}{left}] {' '.join(points[start])}", flush=True)
+            began = time.monotonic()
+            returns = self.launcher.launch([points[index] for index in batch], initial_job_idx=start) if batch else []
+            ended = {index: _outcome(job) for index, job in zip(batch, returns, strict=True)}
+            outcomes |= ended
+            if any(outcome.status != "skipped" for outcome in ended.values()):
+                seconds.append(time.monotonic() - began)
         return finish_sweep([(" ".join(points[index]), outcomes[index]) for index in range(len(points))])
+
+
+def spread(points: Sequence[Any], num: int) -> list[Any]:
+    """So many of the points, in order: the first, and others of which no two agree in all that is swept slowly."""
+    golden = (5**0.5 - 1) / 2
+    chosen = sorted(range(len(points)), key=lambda index: index * golden % 1)[:num]
+    return [points[index] for index in sorted(chosen)]
+
+
+def time_left(seconds: Sequence[float], num_points: int) -> str:
+    """As if the other points took as long as those that were run; finished ones among them take none."""
+    if not seconds:
+        return ""
+    left = round(sum(seconds) / len(seconds) * num_points)
+    text = f"{left} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.1f} h"
+    return f", at most about {text} left"
 
 
 def _outcome(job: JobReturn) -> Any:

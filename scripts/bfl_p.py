@@ -1,21 +1,25 @@
-"""Figure 1 and tables 1 and 4 of BFL-P out of finished runs.
+"""Figure 1 and tables 1 to 5 of BFL-P out of finished runs.
 
-    python scripts/bfl_p.py figure1|table1|table4 [--runs outputs] [--to outputs/report] [--dataset NAME]
+    python scripts/bfl_p.py figure1|table1|table2|table3|table4|table4_100|table5 [--runs outputs] [--to outputs/report]
 
 Ozer et al., "How to Combine Variational Bayesian Networks in Federated Learning", 2022. Nothing is trained: a table
-ends with the `bfl-run` lines that make what is missing. The tables are those of 10 clients. Figure 1 needs no runs.
+ends with the `bfl-run` lines that make what is missing. Tables 1 and 4 are of 10 clients, 3 and 4_100 of 100. Figure 1
+and table 2 need no runs.
 """
 
+import statistics
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
-from bfl_bench import report
-from bfl_bench.report import Config, Row
+from bfl_bench import records, report
+from bfl_bench.report import Config, Row, Run
 
 Floats = NDArray[np.float64]
 
@@ -32,9 +36,9 @@ RULES_RELEASED = {rule: name if rule == "AALV" else f"{name}_released" for rule,
 CROPPED = {"dataset.crop_padding": 4, "dataset.crop_fill": "reflect", "dataset.flip": True}
 
 
-def row_of(config: Config) -> Row | None:
-    """The row of tables 1 and 4 that a run belongs to, if any."""
-    if config.get("model.bayesian_layers") not in ("auto", "all"):
+def row_of(num_clients: int, config: Config) -> Row | None:
+    """The row of tables 1, 3 and 4 that a run belongs to, if any."""
+    if config.get("model.bayesian_layers") not in ("auto", "all") or config["num_clients"] != num_clients:
         return None
     partition = PARTITIONS.get(config["partition.name"])
     model = MODELS.get((config["method.name"], config.get("method.weights", "")))
@@ -59,10 +63,13 @@ PAPER = report.Paper(
     seeds=(0, 1, 2, 3, 4),
     spread="standard_error",
     labels=("method.weights",),
-    row_of=row_of,
+    row_of=partial(row_of, 10),
     overrides_of=overrides_of,
     datasets={"fashion_mnist": {}, "cifar10": CROPPED, "svhn": {}},
 )
+LARGE = replace(
+    PAPER, row_of=partial(row_of, 100), values={"num_clients": 100, "participation": 0.1, "rounds": 500}
+)  # of 100 clients, a tenth per round
 
 
 def combine_toy() -> dict[str, tuple[float, float]]:
@@ -125,10 +132,59 @@ def draw_figure1(arguments: Namespace) -> None:
     draw_toy(arguments.to, "bfl_p_figure1", title, [[rule] for rule in combine_toy()], (2, 4))
 
 
+def make_table5(arguments: Namespace) -> None:
+    """The number of processes does not change a result, so it is no part of what tells runs apart elsewhere."""
+    published = LARGE.published("5")
+    found: dict[tuple[str, str, int], tuple[float, Run]] = {}
+    folders = {file.parent for path in arguments.runs for file in path.rglob(records.CONFIG)}
+    for folder in sorted(folders):
+        runs, _ = report.find_runs([folder], arguments.where, partial(row_of, 100))
+        for run in runs:
+            _, model, rule = row_of(100, run.config) or ("", "", "")
+            engine = yaml.safe_load((folder / records.CONFIG).read_text())["engine"]
+            found[model, rule, engine.get("workers", 1)] = (seconds_per_round(run), run)
+    line = "bfl-run -m experiment=bfl_p_table5"
+    report.need(found, "table 5", line)
+    cells: list[dict[str, object]] = []
+    for (model, rule, workers), (seconds, run) in sorted(found.items()):
+        metric = f"seconds_per_round, {workers} processes"
+        theirs, _ = published.get(("cifar10", ("IID", model, rule), metric), (None, None))
+        alone = found.get((model, rule, 1))
+        cell = {"model": model, "rule": rule, "processes": workers, "seconds per round": seconds, "paper": theirs}
+        cell |= {"of one process": seconds / alone[0] if alone else None}
+        cells.append(cell | {"dataset": run.config["dataset.name"], "E": run.config["local.epochs"]})
+    text = "# BFL-P, table 5: seconds per round by number of processes\n\n" + report.cells_as_markdown(cells)
+    text += "\nThe paper's seconds are of another machine, on a GPU; what compares is the share of one process.\n"
+    report.write(arguments.to, "bfl_p_table5", text + f"\nMore: `{line}`\n", cells)
+
+
+def seconds_per_round(run: Run) -> float:
+    """By the clock, as clients' seconds overlap; without the last round, in which local models are evaluated too."""
+    rows = records.read_table(run.folder / records.TIMING)
+    return statistics.fmean(float(row["wall_seconds"] or 0) for row in rows[:-1] or rows)
+
+
+def make_table2(arguments: Namespace) -> None:
+    """The datasets: what the paper prints and what is read."""
+    from bfl_bench.data.images import SHAPES
+
+    sizes = {"fashion_mnist": (60_000, 10_000), "cifar10": (50_000, 10_000), "svhn": (73_257, 26_032)}
+    cells: list[dict[str, object]] = []
+    for name, (train, test) in sizes.items():
+        channels, side = SHAPES[name]
+        cells.append({"dataset": name, "image": f"{channels} x {side} x {side}", "train": train, "test": test})
+    text = "# BFL-P, table 2: datasets, as in the paper\n\n" + report.cells_as_markdown(cells)
+    report.write(arguments.to, "bfl_p_table2", text, cells)
+
+
 COMMANDS: dict[str, Callable[[Namespace], None]] = {
     "figure1": draw_figure1,
     "table1": partial(report.compare, PAPER, "1"),
+    "table2": make_table2,
+    "table3": partial(report.compare, LARGE, "3"),
     "table4": partial(report.compare, PAPER, "4"),
+    "table4_100": partial(report.compare, LARGE, "4_100"),
+    "table5": make_table5,
 }
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ def neighbour_agreement(points: Floats, labels: Floats) -> float:
 
 def curve_of(run: Run) -> list[float]:
     """Global accuracy in percent, round by round."""
-    return [100 * float(row["ga"] or 0) for row in records.read_table(run.folder / records.METRICS)]
+    return [100 * value for value in run.column("ga")]
 
 
 def make_figure2(arguments: Namespace) -> None:

@@ -47,13 +47,9 @@ def find(arguments: Namespace, keep: Callable[[Config], bool], line: str) -> tup
     return runs, notes
 
 
-def column(run: Run, name: str) -> list[float]:
-    return [float(row[name] or 0) for row in records.read_table(run.folder / records.METRICS)]
-
-
 def best(runs: list[Run], metric: str) -> tuple[float, Run]:
     """The largest value over rounds, and over the runs: a search over what distinguishes them."""
-    return max(((100 * max(column(run, metric)), run) for run in runs), key=lambda found: found[0])
+    return max(((100 * max(run.column(metric)), run) for run in runs), key=lambda found: found[0])
 
 
 def make_accuracies(table: str, arguments: Namespace) -> None:
@@ -158,8 +154,8 @@ def make_curves(figure_name: str, arguments: Namespace) -> None:
                 continue
             _, run = best(members, "mt_acc")
             for i, name in enumerate(panels):
-                values = column(run, name)
-                grid[i, j].plot(column(run, "round"), values, color=color, lw=1, label=method)
+                values = run.column(name)
+                grid[i, j].plot(run.column("round"), values, color=color, lw=1, label=method)
                 cells.append({"dataset": dataset, "method": method, "quantity": name, "last": values[-1]})
         for i, (name, label) in enumerate(panels.items()):
             scale = "log" if name.endswith("loss") else "linear"
@@ -185,10 +181,10 @@ def make_figure2(arguments: Namespace) -> None:
     for axes, name, label in zip(figure.subplots(1, 2), ("s_loss", "mt_loss"), ("S loss", "MT loss"), strict=True):
         for number, beta in enumerate(betas):
             run = next(run for run in runs if run.config["method.beta"] == beta)
-            values, color = column(run, name), colormaps["viridis"](number / max(1, len(betas) - 1))
+            values, color = run.column(name), colormaps["viridis"](number / max(1, len(betas) - 1))
             window = min(20, len(values))
             smooth = np.convolve(values, np.ones(window) / window, mode="valid")
-            axes.plot(column(run, "round"), values, color=color, lw=0.5, alpha=0.5)
+            axes.plot(run.column("round"), values, color=color, lw=0.5, alpha=0.5)
             axes.plot(range(window, len(values) + 1), smooth, color=color, lw=2, label=f"beta {beta:g}")
             cells.append({"beta": beta, "quantity": label, "last": values[-1], "smallest": min(values)})
         axes.set(xlabel="round", ylabel=label, yscale="log")

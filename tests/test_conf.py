@@ -1,10 +1,14 @@
 """Every file in conf/ composes, builds and runs; what is wrong raises one sentence."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import open_dict
 
+from bfl_bench import cli
 from bfl_bench.build import plan
 from bfl_bench.cli import help_text
 from bfl_bench.errors import ConfigError
@@ -25,7 +29,7 @@ ALSO = {
     **{("aggregator", name): ["method=fvb"] for name in FILES["aggregator"] if name != "none"},
 }
 LEFT_OUT = {  # need files: their own tests run them
-    *(("dataset", name) for name in ("mnist", "fashion_mnist", "cifar10", "svhn")),
+    *(("dataset", name) for name in ("mnist", "fashion_mnist", "cifar10", "cifar10_cropped", "svhn")),
     *(("dataset", name) for name in ("pmnist", "mnist_writers", "femnist", "har", "vsn", "shakespeare")),
     ("partition", "file"),
     ("partition", "natural"),
@@ -50,7 +54,7 @@ def test_composes_and_passes_the_checks(group: str, name: str) -> None:
     assert plan(config).settings.rounds >= 1
     assert folder_name(config)
     if group != "experiment":
-        assert config[group]["name"] == name
+        assert name.startswith(config[group]["name"])  # cifar10_cropped is cifar10
 
 
 @pytest.mark.parametrize(("group", "name"), [choice for choice in CHOICES if choice not in LEFT_OUT])
@@ -67,22 +71,87 @@ def test_runs_one_round(group: str, name: str, tmp_path: Path) -> None:
 
 
 ROWS = sorted(str(path.relative_to(config_folder() / "row")) for path in (config_folder() / "row").glob("*/*.yaml"))
+SCALED = sorted(path.stem for path in (config_folder() / "scale" / "of").glob("*.yaml"))
+TABLES_AND_FIGURES = [name for name in FILES["experiment"] if "_table" in name or "_figure" in name]
 
 
+def sweep_of(name: str, scale: str = "paper") -> tuple[dict[str, Any], dict[str, str]]:
+    """The composed config and what it sweeps."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose("config", [f"experiment={name}", f"scale={scale}"], return_hydra_config=True)
+        params = {key: str(value) for key, value in (config.hydra.sweeper.params or {}).items()}
+        with open_dict(config):
+            del config["hydra"]
+        return cli.resolve(config), params
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row.removesuffix(".yaml") for row in ROWS])
-def test_every_row_fits_its_experiment(row: str) -> None:
-    """conf/row/NAME/... are rows of conf/experiment/NAME.yaml."""
-    name = row.split("/")[0]
-    base, config = resolve(f"experiment={name}"), resolve(f"experiment={name}", f"row={row}")
-    assert plan(config)
-    assert config["dataset"] == base["dataset"]
+def test_every_row_is_swept_by_an_experiment_that_it_fits(row: str) -> None:
+    users = [name for name in FILES["experiment"] if row in SWEPT_ROWS[name]]
+    assert users or row == "fola_table2/fedprox"  # an addition that no table has
+    assert plan(resolve(f"experiment={(users or ['fola_table2'])[0]}", f"row={row}"))
+
+
+SWEPT_ROWS = {
+    name: (yaml.safe_load((config_folder() / "experiment" / f"{name}.yaml").read_text()).get("hydra", {}) or {})
+    .get("sweeper", {})
+    .get("params", {})
+    .get("row", "")
+    .split(",")
+    for name in FILES["experiment"]
+}
 
 
 @pytest.mark.parametrize("name", FILES["experiment"])
 def test_the_sweep_of_an_experiment_names_rows_that_exist(name: str) -> None:
-    text = yaml.safe_load((config_folder() / "experiment" / f"{name}.yaml").read_text())
-    rows = text.get("hydra", {}).get("sweeper", {}).get("params", {}).get("row", "")
-    assert all(f"{row.strip()}.yaml" in ROWS for row in rows.split(",") if row)
+    assert all(f"{row.strip()}.yaml" in ROWS for row in SWEPT_ROWS[name] if row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES_AND_FIGURES)
+def test_every_table_and_figure_has_a_scale_for_two_cores(name: str) -> None:
+    """It passes the checks, sweeps no more than the paper does, and is on real data."""
+    (paper, swept), (short, shortened) = sweep_of(name), sweep_of(name, "cpu")
+    assert plan(short)
+    assert short["data_dir"] != "made-up"
+    assert short["scale"] == "cpu"
+    assert short["rounds"] * short["local"]["epochs"] <= paper["rounds"] * paper["local"]["epochs"]
+    assert set(shortened) <= {*swept, "seed", "partition.alpha"}
+
+
+def test_every_scale_belongs_to_an_experiment() -> None:
+    assert {name.rpartition("_")[0] for name in SCALED} <= set(FILES["experiment"])
+
+
+def test_the_papers_tables_and_figures_are_there() -> None:
+    """All but those without runs: toy Gaussians, sketches, and the table that lists datasets."""
+    wanted = {
+        "fola": (["2"], range(3, 13)),
+        "virtual": ("1234", range(2, 7)),
+        "ba_bfl": ("1", range(2, 6)),
+        "fedlpa": (range(1, 13), range(1, 6)),
+        "bfl_p": ("1345", ()),
+    }
+    for paper, (tables, figures) in wanted.items():
+        names = {f"{paper}_table{n}" for n in tables} | {f"{paper}_figure{n}" for n in figures}
+        assert names <= set(TABLES_AND_FIGURES), names - set(TABLES_AND_FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("fola_figure9", "fola_figure9/average"),
+        ("virtual_table4", "virtual/femnist_conv"),
+        ("ba_bfl_table1", "ba_bfl/wb_2"),
+        ("fedlpa_table2", "fedlpa/classes_2"),
+        ("bfl_p_table4", "bfl_p/fvbwa_cf"),
+    ],
+)
+def test_one_experiment_of_each_paper_runs_at_smoke_scale(name: str, row: str, tmp_path: Path) -> None:
+    method = [f"method={row.split('/')[0]}"] if row.startswith(("virtual", "fedlpa")) else []
+    text = run_in(tmp_path, f"experiment={name}", f"row={row}", "scale=smoke", *method)
+    assert len(text.splitlines()) in (2, 3)
 
 
 def test_table_2_of_fola_has_an_own_number_of_epochs_per_method() -> None:

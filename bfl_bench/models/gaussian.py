@@ -26,7 +26,7 @@ _TINY = 1e-8  # keeps the square root differentiable where an input is all zeros
 class GaussianSettings:
     """How Gaussian layers start, and what happens at the ends of the range of log variances."""
 
-    bayesian_layers: Literal["auto", "all"] | Annotated[int, AtLeast(0)]
+    bayesian_layers: Literal["auto", "auto_all", "all"] | Annotated[int, AtLeast(0)]
     mean_init: Literal["network", "normal"]
     log_variance_init: float
     log_variance_init_std: Annotated[float, AtLeast(0)]

@@ -1,6 +1,16 @@
 """Tables and figures out of finished runs. Reads run folders, never torch."""
 
-from bfl_bench.report.output import describe_notes, markdown, need, parse_arguments, run_script, save_figure, write
+from bfl_bench.report.output import (
+    cells_as_markdown,
+    describe_notes,
+    draw_curve,
+    markdown,
+    need,
+    parse_arguments,
+    run_script,
+    save_figure,
+    write,
+)
 from bfl_bench.report.papers import (
     HERE,
     Paper,
@@ -9,6 +19,7 @@ from bfl_bench.report.papers import (
     changes,
     compare,
     describe_changes,
+    describe_scale,
     find_settings,
     is_released,
     read_conf,
@@ -21,9 +32,12 @@ from bfl_bench.report.runs import (
     ReportError,
     Run,
     Stats,
+    best_over,
+    describe_choice,
     find_runs,
     flatten,
     group_over_seeds,
+    is_beyond,
     summarise,
 )
 
@@ -37,14 +51,20 @@ __all__ = [
     "Run",
     "Setting",
     "Stats",
+    "best_over",
+    "cells_as_markdown",
     "changes",
     "compare",
     "describe_changes",
+    "describe_choice",
     "describe_notes",
+    "describe_scale",
+    "draw_curve",
     "find_runs",
     "find_settings",
     "flatten",
     "group_over_seeds",
+    "is_beyond",
     "is_released",
     "markdown",
     "need",

@@ -6,14 +6,15 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from bfl_bench import records
-from bfl_bench.report.runs import ReportError
+from bfl_bench.report.runs import Group, ReportError, summarise
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -26,6 +27,13 @@ def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Names
     parser.add_argument("--dataset", help="only runs on this dataset")
     parser.add_argument(
         "--where", nargs="+", default=[], metavar="KEY=VALUE", help="only runs with these config values"
+    )
+    parser.add_argument(
+        "--best-over",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="of runs that differ in these config keys alone, the ones with the best mean over seeds",
     )
     arguments = parser.parse_args()
     arguments.where = parse_where(arguments.where)
@@ -62,14 +70,52 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(c.ljust(w) for c, w in zip(line, widths, strict=True))} |\n" for line in lines)
 
 
+def cells_as_markdown(cells: Sequence[Mapping[str, object]]) -> str:
+    rows = [[f"{v:.3f}" if isinstance(v, float) else "-" if v is None else str(v) for v in c.values()] for c in cells]
+    return markdown(list(cells[0]), rows)
+
+
+def latex(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """A tabular of booktabs, with the caption as a comment."""
+    lines = [" & ".join(map(_escape, row)) + r" \\" for row in (head, *rows)]
+    body = "\n".join([lines[0], r"\midrule", *lines[1:]])
+    columns = "l" * len(head)
+    return f"% {caption}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+
+
+def _escape(cell: str) -> str:
+    bold = cell.startswith("**") and cell.endswith("**")
+    cell = cell.translate(LATEX).replace("+-", r"$\pm$")
+    return f"\\textbf{{{cell[2:-2]}}}" if bold else cell
+
+
+LATEX = {ord(character): "\\" + character for character in "_%#&{}$"}
+LATEX |= {ord("\\"): r"\textbackslash{}", ord("<"): "$<$", ord(">"): "$>$", ord("^"): r"\^{}", ord("~"): r"\~{}"}
+
+
+def latex_of(text: str) -> str:
+    """The tables of a Markdown text, each below the heading it stands under."""
+    tables: list[str] = []
+    heading = ""
+    for block in text.split("\n\n"):
+        lines = block.strip().splitlines()
+        if lines and lines[0].startswith("#"):
+            heading = lines[0].lstrip("# ")
+        if lines and lines[0].startswith("| "):
+            head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
+            tables.append(latex(head, rows, heading))
+    return "\n".join(tables)
+
+
 def write(to: Path, name: str, text: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """`name`.md and `name`.csv, and the Markdown on the terminal."""
+    """`name`.md, .tex and .csv, and the Markdown on the terminal."""
     to.mkdir(parents=True, exist_ok=True)
     table = io.StringIO(newline="")
     writer = csv.DictWriter(table, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     records.write_text(to / f"{name}.md", text)
+    records.write_text(to / f"{name}.tex", latex_of(text))
     records.write_text(to / f"{name}.csv", table.getvalue())
     print(text)
 
@@ -84,3 +130,18 @@ def save_figure(figure: "Figure", to: Path, name: str) -> None:
 
 def describe_notes(notes: Sequence[str]) -> str:
     return "\nLeft out:\n\n" + "".join(f"- {note}\n" for note in notes) if notes else ""
+
+
+def draw_curve(axes: "Axes", group: Group, column: str, factor: float = 100, **style: Any) -> None:
+    """The mean of a column over seeds, round by round, with a band of one standard deviation."""
+    rounds = group.runs[0].column("round")
+    curves = [run.column(column) for run in group.runs]
+    if not all(curves):
+        return
+    rounds = rounds[-len(curves[0]) :] if len(curves[0]) < len(rounds) else rounds
+    found = [summarise([factor * value for value in values]) for values in zip(*curves, strict=True)]
+    means = [stats.mean for stats in found]
+    axes.plot(rounds, means, lw=1.3, marker="o" if len(rounds) == 1 else None, **style)
+    if len(curves) > 1:
+        low, high = ([stats.mean + sign * stats.std for stats in found] for sign in (-1, 1))
+        axes.fill_between(rounds, low, high, color=style.get("color"), alpha=0.15, lw=0)

@@ -11,7 +11,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -25,9 +25,12 @@ from bfl_bench.report.runs import (
     Group,
     ReportError,
     Run,
+    best_over,
+    describe_choice,
     find_runs,
     flatten,
     group_over_seeds,
+    is_beyond,
     without,
 )
 
@@ -73,6 +76,7 @@ class Paper:
     row_of: Callable[[Config], Row | None]
     overrides_of: Callable[[Row, bool], tuple[list[str], str]]  # of a row, by equations or released; and its aggregator
     datasets: Mapping[str, Config]  # with values that conf/dataset/*.yaml has otherwise
+    values: Mapping[str, object] = field(default_factory=dict)  # that the preset has otherwise
 
     def published(self, table: str) -> dict[tuple[str, Row, str], tuple[float, float]]:
         """Value and spread by dataset, row and metric."""
@@ -98,14 +102,14 @@ def is_released(config: Config) -> bool:
     return config.get("model.log_variance_clamp") == "hard"
 
 
-def find_settings(paper: Paper, runs: Iterable[Run]) -> list[Setting]:
+def find_settings(paper: Paper, runs: Iterable[Run], best_keys: Sequence[str] = ()) -> list[Setting]:
     """Runs that are rows of the paper's tables, by setting; those nearest to the paper's values first.
 
     Within a setting, all groups with partition `dirichlet`, say, must have the very same one: else it is an error.
     """
     found: dict[str, list[Group]] = {}
-    for group in group_over_seeds(runs):
-        rest = without(group.config, [*PARTS, *paper.labels])
+    for group in best_over(group_over_seeds(runs), best_keys):
+        rest = without(group.config, [*PARTS, *paper.labels, *best_keys])
         found.setdefault(json.dumps(rest, sort_keys=True), []).append(group)
     settings: list[Setting] = []
     for groups in sorted(found.values(), key=lambda groups: len(changes(paper, groups[:1]))):
@@ -145,7 +149,7 @@ def _options(values: Config) -> list[str]:
 @cache
 def read_conf(path: Path, prefix: str = "") -> Config:
     """The values of a file of conf/ and of those it builds on; of the options it chooses, only the model."""
-    content = yaml.safe_load(path.read_text())
+    content = yaml.safe_load(path.read_text()) or {}
     values: Config = {}
     for entry in content.pop("defaults", []):
         if isinstance(entry, dict):
@@ -173,11 +177,26 @@ def changes(paper: Paper, groups: Iterable[Group]) -> Config:
         expected: Config = {}
         for path, prefix in files:
             expected |= read_conf(path, prefix) if path.exists() else {}
-        expected |= paper.datasets.get(config["dataset.name"], {})
+        expected |= {**paper.datasets.get(config["dataset.name"], {}), **paper.values}
         for key, value in without(config, paper.labels).items():
             if value != expected.get(key) and (value or expected.get(key)):  # no value is as good as none
                 found[key] = value
     return found
+
+
+def describe_scale(experiment: str, groups: Iterable[Group]) -> str:
+    """What runs have otherwise than the paper's setting, of all that conf/scale/of/EXPERIMENT_cpu.yaml shortens."""
+    folder = records.config_folder()
+    expected = read_conf(folder / "config.yaml") | read_conf(folder / "experiment" / f"{experiment}.yaml")
+    shortened = read_conf(folder / "scale" / "of" / f"{experiment}_cpu.yaml")
+    found: dict[str, set[str]] = {}
+    for group in groups:
+        for key in shortened:
+            if (value := group.config.get(key)) != expected.get(key):
+                found.setdefault(key, set()).add(json.dumps(value))
+    listed = (f"{key} {' and '.join(sorted(found[key]))} (paper: {json.dumps(expected.get(key))})" for key in found)
+    text = "; ".join(listed)
+    return f"\nNot the paper's setting, so no reproduction of it: {text}.\n" if text else ""
 
 
 def sweep_lines(paper: Paper, released: bool, dataset: str, rows: Iterable[Row], changed: Config) -> list[str]:
@@ -186,7 +205,8 @@ def sweep_lines(paper: Paper, released: bool, dataset: str, rows: Iterable[Row],
     sweeps: dict[str, list[str]] = {}
     for row in rows:
         overrides, aggregator = paper.overrides_of(row, released)
-        values = paper.datasets[dataset] | (without(changed, ["partition"]) if row[0] == "IID" else changed)
+        values = {**paper.datasets[dataset], **paper.values}
+        values |= without(changed, ["partition"]) if row[0] == "IID" else changed
         sweeps.setdefault(" ".join([start, *overrides, *_options(values)]), []).append(aggregator)
     ends = {line: [f"aggregator={','.join(rules)}"] if any(rules) else [] for line, rules in sweeps.items()}
     return [" ".join([line, *end, f"seed={','.join(map(str, paper.seeds))}"]) for line, end in ends.items()]
@@ -196,11 +216,13 @@ def compare(paper: Paper, table: str, arguments: argparse.Namespace) -> None:
     """For each setting: our numbers beside the paper's, and the commands for what is missing, as Markdown and CSV."""
     runs, notes = find_runs(arguments.runs, arguments.where, paper.row_of)
     rows = {row for _, row, _ in paper.published(table)}
-    found = [setting for setting in find_settings(paper, runs) if any(row in rows for _, row in setting.cells)]
+    settings = find_settings(paper, runs, arguments.best_over)
+    found = [setting for setting in settings if any(row in rows for _, row in setting.cells)]
     for setting in found or [Setting("equations", False, {}), Setting("released", True, {})]:
         text = f"# {paper.title}, table {table}: {setting.title}\n\n"
         text += (
-            f"Last round; mean +- {paper.spread.replace('_', ' ')} over seeds; diff.: ours - paper's; dash: no run.\n"
+            f"Last round; mean +- {paper.spread.replace('_', ' ')} over seeds; diff.: ours - paper's, (!) where it is "
+            f"beyond both spreads together; dash: no run.\n{describe_choice(arguments.best_over)}"
         )
         cells: list[dict[str, object]] = []
         for dataset in [arguments.dataset] if arguments.dataset else setting.datasets or paper.datasets:
@@ -228,7 +250,8 @@ def _compare_dataset(paper: Paper, table: str, setting: Setting, dataset: str) -
             mean, spread = (ours.mean, getattr(ours, paper.spread)) if ours else (None, None)
             value, value_spread = published.get((dataset, row, metric), (None, None))
             difference = None if mean is None or value is None else mean - value
-            line += [_number(mean, spread), _number(value, value_spread), _number(difference, sign="+")]
+            mark = " (!)" if ours and is_beyond(difference, spread, value_spread) else ""
+            line += [_number(mean, spread), _number(value, value_spread), _number(difference, sign="+") + mark]
             cell: dict[str, object] = {
                 "dataset": dataset,
                 "partition": row[0],

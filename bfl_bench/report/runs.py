@@ -38,6 +38,11 @@ class Run:
         rows = records.read_table(self.folder / records.TIMING)
         return statistics.fmean((row["client_seconds"] or 0) + (row["server_seconds"] or 0) for row in rows)
 
+    def column(self, name: str) -> list[float]:
+        """A column of metrics.csv over the evaluated rounds, without the rounds that lack it."""
+        rows = records.read_table(self.folder / records.METRICS)
+        return [value for row in rows if (value := row.get(name)) is not None]
+
 
 class Stats(NamedTuple):
     """Over seeds; `std` and `standard_error` with n - 1. A single seed has no spread: NaN."""
@@ -111,6 +116,32 @@ def group_over_seeds(runs: Iterable[Run]) -> list[Group]:
     for run in sorted(runs, key=lambda run: run.config["seed"]):
         groups.setdefault(json.dumps(without(run.config, ["seed"]), sort_keys=True), []).append(run)
     return [Group(without(members[0].config, ["seed"]), tuple(members)) for members in groups.values()]
+
+
+def best_over(groups: Iterable[Group], keys: Sequence[str], metric: str = "ga") -> list[Group]:
+    """Of the groups that differ in these keys alone, the one with the largest mean of a metric in the last round."""
+    if not keys:
+        return list(groups)
+    rivals: dict[str, list[Group]] = {}
+    for group in groups:
+        rivals.setdefault(json.dumps(without(group.config, keys), sort_keys=True), []).append(group)
+
+    def mean(group: Group) -> float:
+        found = group.stats(metric)
+        return -math.inf if found is None else found.mean
+
+    return [max(members, key=mean) for members in rivals.values()]
+
+
+def describe_choice(keys: Sequence[str], metric: str = "ga") -> str:
+    return f"Best over {', '.join(keys)}: the largest mean of {metric} over seeds, on the test set.\n" if keys else ""
+
+
+def is_beyond(difference: float | None, ours: float | None, theirs: float | None = None) -> bool:
+    """Whether a difference exceeds our spread and the paper's, where it has one, together; of one seed nobody knows."""
+    if difference is None or ours is None or math.isnan(ours):
+        return False
+    return abs(difference) > ours + (theirs or 0.0)
 
 
 def without(config: Config, keys: Sequence[str]) -> Config:

@@ -154,7 +154,7 @@ def test_every_rule_at_once(tmp_path: Path) -> None:
         (["method=fedavg", "aggregator=wb"], "aggregator: got 'wb', allowed: none; method fedavg takes no aggregator"),
         (
             ["method=fedavg", "model.bayesian_layers=2"],
-            "model.bayesian_layers: got 2, allowed: auto or 0; method fedavg has no Gaussian",
+            "model.bayesian_layers: got 2, allowed: auto, auto_all or 0; method fedavg has no Gaussian",
         ),
         (
             ["method=fvb", "model.bayesian_layers=some"],
