@@ -194,6 +194,8 @@ def _describe_run(folder: Path, plan: "Plan", dataset: Any, partition: Any) -> N
         raise RunError(f"{folder} was begun on another split of the data; start over with force=true")
     partition.save(folder / records.PARTITION)
     counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
+    held = [(client, label, counts[client, label]) for client, label in zip(*counts.nonzero(), strict=True)]
+    records.write_table(folder / records.PARTITION_COUNTS, records.PARTITION_COLUMNS, held)
     show.draw_partition(counts, folder)
     environment = describe_environment(plan.device, plan.settings.threads)
     records.write_json(folder / records.ENVIRONMENT, {**environment, "partition_sha256": digest})

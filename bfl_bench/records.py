@@ -10,7 +10,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -33,6 +33,7 @@ SUMMARY = "summary.json"
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 PARTITION = "partition.npz"
+PARTITION_COUNTS = "partition.csv"
 PARTITION_FIGURE = "partition.png"
 CURVES_FIGURE = "curves.png"
 CHECKPOINT = "checkpoint"
@@ -57,6 +58,7 @@ TIMING_COLUMNS = (
 CLIENTS_COLUMNS = ("round", "client", "size", "accuracy", "nll", "ece")
 WEIGHTS_COLUMNS = ("round", "weight", "ga", "nll", "ece")
 RELIABILITY_COLUMNS = ("round", "bin", "count", "confidence", "accuracy")
+PARTITION_COLUMNS = ("client", "class", "count")
 
 # Keys that cannot change a result: they stay out of a run's identity.
 WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra", "scale", "schema_version")
@@ -185,6 +187,11 @@ def parse_cell(text: str) -> Cell:
     if not text:
         return None
     return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    lines = [",".join(columns), *(",".join(map(format_cell, row)) for row in rows)]
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_table(path: Path) -> list[dict[str, Cell]]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from bfl_bench import records
 from bfl_bench.report.comparison import SIGNIFICANT, SPREADS, Row, make_rows, mark_best, rank, text_of
+from bfl_bench.report.html import make_page
 from bfl_bench.report.output import describe_notes, latex, markdown, parse_where
-from bfl_bench.report.runs import ReportError, find_runs
+from bfl_bench.report.runs import find_runs
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
 DEFAULT_METRICS = ("ga", "la", "worst10", "ece", "nll")
@@ -18,17 +19,28 @@ DEFAULT_METRICS = ("ga", "la", "worst10", "ece", "nll")
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    try:
-        text = report(arguments)
-    except ReportError as error:
-        print(f"bfl-report: {error}", file=sys.stderr)
+    runs, notes = find_runs(arguments.runs, arguments.where, diverged=True)
+    if not runs:
+        print("bfl-report: no finished run there" + "".join(f"\n- {note}" for note in notes), file=sys.stderr)
         return 1
+    rows = make_rows(runs, arguments.by, arguments.compare)
+    mark_best(rows, arguments.metrics, arguments.test)
+    text = report(arguments, rows, notes)
     if arguments.to is None:
         print(text, end="")
     else:
-        arguments.to.parent.mkdir(parents=True, exist_ok=True)
-        records.write_text(arguments.to, text)
+        save(arguments.to, text)
+    if arguments.html is not None:
+        caption = describe(arguments, "Bold")
+        remarks = [*rank_sentences(arguments, rows), *(f"Left out: {note}" for note in notes)]
+        save(arguments.html, make_page(rows, arguments.metrics, arguments.spread, arguments.compare, caption, remarks))
+        print(f"page: {arguments.html}", file=sys.stderr)
     return 0
+
+
+def save(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records.write_text(path, text)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -53,21 +65,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--test", choices=("t", "wilcoxon"), default="t", help="the paired test")
     parser.add_argument("--format", choices=FORMATS, default="terminal")
     parser.add_argument("--to", type=Path, help="a file instead of the terminal")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also a page for the browser: tables to sort and filter, charts"
+    )
     arguments = parser.parse_args(argv)
     arguments.where = parse_where(arguments.where)
     return arguments
 
 
-def report(arguments: argparse.Namespace) -> str:
-    runs, notes = find_runs(arguments.runs, arguments.where, diverged=True)
-    if not runs:
-        raise ReportError("no finished run there" + "".join(f"\n- {note}" for note in notes))
-    rows = make_rows(runs, arguments.by, arguments.compare)
-    mark_best(rows, arguments.metrics, arguments.test)
+def report(arguments: argparse.Namespace, rows: Sequence[Row], notes: Sequence[str]) -> str:
     if arguments.format == "csv":
         return as_csv(rows, arguments.metrics)
     keys = list(rows[0].label)
-    shown = "" if keys else f"{runs[0].folder.name}\n"
+    only = rows[0].group
+    shown = "" if keys or only is None else f"{only.runs[0].folder.name}\n"
     bold = {"markdown": "**{}**", "latex": "**{}**", "terminal": "{} *"}[arguments.format]
     body: list[list[str]] = []
     for row in rows:
@@ -80,21 +91,31 @@ def report(arguments: argparse.Namespace) -> str:
         label = ["-" if value is None else str(value) for value in row.label.values()]
         body.append([*label, *marked, str(num - row.num_diverged), str(row.num_diverged)])
     head = [*keys, *arguments.metrics, "seeds", "diverged"]
-    spread = f"mean and {SPREADS[arguments.spread]} over seeds"
-    test = {"t": "t-test", "wilcoxon": "Wilcoxon test"}[arguments.test]
-    caption = f"Last round; {spread}. Marked: best by a paired {test} over seeds, Holm-corrected, p < {SIGNIFICANT}."
+    caption = describe(arguments, "Marked")
     if arguments.format == "latex":
         return latex(head, body, caption)
-    text = f"{shown}{caption}\n\n{markdown(head, body)}"
+    ranks = "".join(f"\n{sentence}\n" for sentence in rank_sentences(arguments, rows))
+    return f"{shown}{caption}\n\n{markdown(head, body)}{ranks}{describe_notes(notes)}"
+
+
+def describe(arguments: argparse.Namespace, mark: str) -> str:
+    """What the numbers are, and which of them are marked."""
+    spread = f"mean and {SPREADS[arguments.spread]} over seeds"
+    test = {"t": "t-test", "wilcoxon": "Wilcoxon test"}[arguments.test]
+    return f"Last round; {spread}. {mark}: best by a paired {test} over seeds, Holm-corrected, p < {SIGNIFICANT}."
+
+
+def rank_sentences(arguments: argparse.Namespace, rows: Sequence[Row]) -> list[str]:
+    sentences: list[str] = []
     for metric in arguments.metrics:
         if (ranks := rank(rows, metric, arguments.compare)) is not None:
             ordered = sorted(ranks.mean_ranks.items(), key=lambda item: item[1])
             listed = ", ".join(f"{name} {value:.2f}" for name, value in ordered)
-            text += (
-                f"\n{metric}: mean ranks over {ranks.num_blocks} settings: {listed}; Friedman p = {ranks.p_value:.3g}, "
+            sentences.append(
+                f"{metric}: mean ranks over {ranks.num_blocks} settings: {listed}; Friedman p = {ranks.p_value:.3g}, "
+                f"differences above {ranks.critical_difference:.2f} are significant (Nemenyi)."
             )
-            text += f"differences above {ranks.critical_difference:.2f} are significant (Nemenyi).\n"
-    return text + describe_notes(notes)
+    return sentences
 
 
 def as_csv(rows: Sequence[Row], metrics: Sequence[str]) -> str:

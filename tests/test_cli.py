@@ -23,7 +23,7 @@ def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: 
     assert folder.name.startswith("synthetic_dirichlet-0.1_fedavg_seed0_")
     assert {path.name for path in folder.iterdir()} - {".lock"} == {
         "metrics.csv", "timing.csv", "clients.csv", "summary.json", "config.yaml", "environment.json",
-        "partition.npz", "partition.png", "curves.png", "checkpoint", "reliability.csv",
+        "partition.npz", "partition.csv", "partition.png", "curves.png", "checkpoint", "reliability.csv",
     }  # fmt: skip
     assert "global accuracy" in result.out
     assert str(folder.relative_to(tmp_path)) in result.out
@@ -38,6 +38,9 @@ def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: 
     assert (summary["status"], summary["schema_version"]) == ("done", records.SCHEMA_VERSION)
     assert set(summary["rounds_to_ga"]) == {f"{p}%" for p in range(30, 100, 10)}
     assert json.loads((folder / "environment.json").read_text())["partition_sha256"]
+    held = records.read_table(folder / "partition.csv")
+    sizes = {row["client"]: row["size"] for row in records.read_table(folder / "clients.csv")}
+    assert {client: sum(row["count"] for row in held if row["client"] == client) for client in sizes} == sizes
 
     first = (folder / "metrics.csv").read_bytes()
     written = (folder / "metrics.csv").stat().st_mtime_ns

@@ -47,7 +47,7 @@ def test_documents_speak_of_keys_and_files_that_exist() -> None:
     from bfl_bench import records
 
     tables = (records.METRICS_COLUMNS, records.CLIENTS_COLUMNS, records.TIMING_COLUMNS, records.WEIGHTS_COLUMNS)
-    tables += (records.RELIABILITY_COLUMNS,)
+    tables += (records.RELIABILITY_COLUMNS, records.PARTITION_COLUMNS)
     for column in itertools.chain(*tables):
         assert f"`{column}`" in metrics, column
 

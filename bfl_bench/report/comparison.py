@@ -178,7 +178,7 @@ class Ranks:
 
 def rank(rows: Sequence[Row], metric: str, compared: Sequence[str] = ("method", "aggregator")) -> Ranks | None:
     """Of what is compared, over the blocks in which all of it was run; None below three of each."""
-    names = {id(row): _name(row, compared) for row in rows}
+    names = {id(row): name_of(row, compared) for row in rows}
     everything = sorted(set(names.values()))
     sign = 1 if metric in LOWER_IS_BETTER else -1
     table: list[list[float]] = []
@@ -196,6 +196,7 @@ def rank(rows: Sequence[Row], metric: str, compared: Sequence[str] = ("method", 
     return Ranks(dict(zip(everything, map(float, ranks), strict=True)), p_value, difference, len(table))
 
 
-def _name(row: Row, compared: Sequence[str]) -> str:
+def name_of(row: Row, compared: Sequence[str]) -> str:
+    """What of the row is compared."""
     values = [f"{value}" for key, value in row.label.items() if key.split(".")[0] in compared and value is not None]
     return " ".join(values)

@@ -1,0 +1,232 @@
+"""One page of HTML out of the rows of a comparison: a table to sort and to filter, charts, definitions. No network.
+
+`page/` holds what does not depend on the runs. The table is written here; the charts are drawn in the browser, from
+data that the page carries as JSON. Only runs that did not diverge count, as in the table.
+"""
+
+import csv
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from bfl_bench import records
+from bfl_bench.report.comparison import Row, Spread, bootstrap_interval, name_of, text_of
+from bfl_bench.report.runs import Run, summarise
+
+TEMPLATES = Path(__file__).parent / "page"
+MAX_ROUNDS, MAX_DOTS, MAX_CLIENTS = 300, 200, 100  # what a chart shows of very long or very large runs
+NUM_COLOURS, NUM_DASHES = 8, 7  # as in page.css and page.js
+MAX_BLOCKS = 4  # that a reader can tell apart by dashes alone
+
+
+def make_page(
+    rows: Sequence[Row], metrics: Sequence[str], spread: Spread, compared: Sequence[str], caption: str, notes: list[str]
+) -> str:
+    """The same input gives the same bytes. `caption` says what the numbers are, `notes` what else is to be known."""
+    described = [_describe(row, spread) for row in rows]
+    for item, style in zip(described, _styles(rows, compared), strict=True):
+        item |= style
+    columns = list(dict.fromkeys(name for item in described for name in item["curves"]["values"]))
+    splits = _partitions(rows)
+    defined = list(dict.fromkeys([*metrics, *columns, "seconds_per_round"]))
+    data = {
+        "rows": described,
+        "columns": columns,
+        "metric": next((name for name in metrics if name in columns), columns[0] if columns else ""),
+        "partitions": splits,
+    }
+    groups = [row.group for row in rows if row.group is not None]
+    configs = [group.config for group in groups]
+    shared = {
+        key: value
+        for key, value in configs[0].items()
+        if not key.endswith("_target_") and all(key in config and config[key] == value for config in configs)
+    }
+    num_runs = sum(len(group.runs) for group in groups)
+    parts = {
+        "summary": f"Finished runs: {num_runs}. Groups of runs that differ in the seed alone: {len(groups)}.",
+        "table": _table(rows, metrics, spread),
+        "caption": escape(caption),
+        "notes": "".join(f"<li>{escape(note)}</li>" for note in notes),
+        "definitions": "".join(f"<dt>{escape(name)}</dt><dd>{escape(define(name))}</dd>" for name in defined),
+        "shared": "".join(f"<dt>{escape(key)}</dt><dd>{escape(_text(value))}</dd>" for key, value in shared.items()),
+        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "css": (TEMPLATES / "page.css").read_text(),
+        "js": (TEMPLATES / "page.js").read_text(),
+    }
+    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], (TEMPLATES / "page.html").read_text())
+
+
+@cache
+def definitions() -> dict[str, str]:
+    found: dict[str, str] = yaml.safe_load((TEMPLATES / "definitions.yaml").read_text())
+    return found
+
+
+def define(column: str) -> str:
+    base, _, rule = column.partition("@")
+    known = definitions().get(base, "a column of the method's own")
+    return f"{known}; if the same replies were combined by {rule}" if rule else known
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> str:
+    keys = list(rows[0].label)
+
+    def head(name: str, kind: str, title: str = "") -> str:
+        button = f'<button type="button" title="{escape(title)}">{escape(name).replace(".", ".<wbr>")}</button>'
+        return f'<th scope="col" class="{kind}" aria-sort="none">{button}</th>'
+
+    def cell(row: Row, metric: str) -> str:
+        found = row.stats(metric)
+        if found is None:
+            return '<td class="number">&ndash;</td>'
+        mean, _, rest = text_of(row, metric, spread).replace("+-", "±").partition(" ")
+        shown = f"<strong>{mean}</strong>" if metric in row.best_in else mean
+        return f'<td class="number" data-value="{found.mean!r}">{shown} <span class="spread">{rest}</span></td>'
+
+    lines = [
+        '<th scope="col"><span class="unseen">colour</span></th>',
+        *(head(key, "label") for key in keys),
+        *(head(metric, "number", define(metric)) for metric in metrics),
+        head("seeds", "number", "runs that did not diverge"),
+        head("diverged", "number", "runs in which a loss or a parameter became NaN or infinite"),
+    ]
+    text = f"<thead><tr>{''.join(lines)}</tr></thead>\n<tbody>\n"
+    for index, row in enumerate(rows):
+        num = 0 if row.group is None else len(row.group.runs)
+        cells = [f"<td>{escape(_text(value))}</td>" for value in row.label.values()]
+        cells += [cell(row, metric) for metric in metrics]
+        cells += [f'<td class="number" data-value="{n}">{n}</td>' for n in (num - row.num_diverged, row.num_diverged)]
+        if row.group is None:
+            cells[len(keys) :] = [f'<td colspan="{len(metrics) + 2}" class="absent">not run</td>']
+        text += f'<tr data-row="{index}"><td class="swatch"></td>{"".join(cells)}</tr>\n'
+    return text + "</tbody>"
+
+
+def _describe(row: Row, spread: Spread) -> dict[str, Any]:
+    """What the charts show of a row."""
+    parts = [_text(v) if k.endswith("name") else f"{k.split('.')[-1]} {_text(v)}" for k, v in row.label.items()]
+    named = [part for part, value in zip(parts, row.label.values(), strict=True) if value not in (None, "none")]
+    all_runs = () if row.group is None else row.group.runs
+    runs = [run for run in all_runs if not run.diverged]
+    first = "not run" if row.group is None else _text(row.group.config["method.name"])
+    timed = [run.seconds_per_round() for run in runs if (run.folder / records.TIMING).exists()]
+    return {
+        "name": " · ".join(named) or first,
+        "find": " ".join(f"{key}={_text(value)}" for key, value in row.label.items()),
+        "absent": row.group is None,
+        "seeds": len(runs),
+        "curves": _curves(runs, spread),
+        "reliability": _reliability(runs),
+        "clients": _clients(runs),
+        "seconds": _interval(timed, spread),
+        "final": {name: _interval(row.values(name).values(), spread, 10) for name in ("ga", "bytes_up", "ece")},
+    }
+
+
+def _styles(rows: Sequence[Row], compared: Sequence[str]) -> list[dict[str, int]]:
+    """A colour per thing that is compared and a dash per block, where these are few; else all pairs in turn."""
+    names = list(dict.fromkeys(name_of(row, compared) for row in rows))
+    blocks = list(dict.fromkeys(row.block for row in rows))
+    if 1 < len(names) <= NUM_COLOURS and len(blocks) <= MAX_BLOCKS:
+        return [{"colour": names.index(name_of(row, compared)), "dash": blocks.index(row.block)} for row in rows]
+    places = itertools.accumulate((row.group is not None for row in rows), initial=0)
+    return [
+        {"colour": i % NUM_COLOURS, "dash": i // NUM_COLOURS % NUM_DASHES} for i, _ in zip(places, rows, strict=False)
+    ]
+
+
+def _interval(values: Iterable[records.Cell], spread: Spread, digits: int = 5) -> list[float] | None:
+    """Mean, low and high over seeds; the mean alone for a single seed, None for none."""
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return None
+    found = summarise(known)
+    numbers = [found.mean]
+    if found.num > 1 and spread == "bootstrap":
+        numbers += bootstrap_interval(known, 1000)
+    elif found.num > 1:
+        width = found.std if spread == "std" else found.standard_error
+        numbers += [found.mean - width, found.mean + width]
+    return [float(f"{number:.{digits}g}") for number in numbers]
+
+
+def _curves(runs: Sequence[Run], spread: Spread) -> dict[str, Any]:
+    tables = [records.read_table(run.folder / records.METRICS) for run in runs]
+    by_round = [{int(line["round"] or 0): line for line in table} for table in tables]
+    rounds = sorted({number for lines in by_round for number in lines})
+    step = math.ceil(len(rounds) / MAX_ROUNDS) or 1
+    rounds = rounds[::-1][::step][::-1]  # the last round always
+    names = dict.fromkeys(name for table in tables for line in table for name in line if name != "round")
+    values = {
+        name: [_interval((lines.get(number, {}).get(name) for lines in by_round), spread) for number in rounds]
+        for name in names
+    }
+    return {"rounds": rounds, "values": {name: found for name, found in values.items() if any(found)}}
+
+
+def _last_round(path: Path) -> list[dict[str, float]]:
+    """The lines of the last evaluated round; none where a run has no such file."""
+    if not path.exists():
+        return []
+    head, *lines = path.read_text().splitlines()
+    last = f"{lines[-1].split(',')[0]}," if lines else ""
+    found = csv.DictReader([head, *(line for line in lines if line.startswith(last))])
+    return [{key: float(cell or "nan") for key, cell in line.items()} for line in found]
+
+
+def _reliability(runs: Sequence[Run]) -> list[list[float]]:
+    """Confidence, accuracy and count of each bin, over all seeds."""
+    bins: dict[float, list[float]] = {}
+    for run in runs:
+        for line in _last_round(run.folder / records.RELIABILITY):
+            sums = bins.setdefault(line["bin"], [0.0, 0.0, 0.0])
+            for i, value in enumerate((line["confidence"], line["accuracy"], 1.0)):
+                sums[i] += line["count"] * value
+    return [
+        [round(s[0] / s[2], 4), round(s[1] / s[2], 4), s[2]] if s[2] else [0, 0, 0] for _, s in sorted(bins.items())
+    ]
+
+
+def _clients(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Accuracies of the last evaluated local models of all seeds: quartiles, and the values or evenly many of them."""
+    found = sorted(line["accuracy"] for run in runs for line in _last_round(run.folder / records.CLIENTS))
+    if not found:
+        return None
+    quartiles = np.percentile(found, [0, 25, 50, 75, 100])
+    dots = found if len(found) <= MAX_DOTS else np.percentile(found, np.linspace(0, 100, MAX_DOTS))
+    return {"quartiles": np.round(quartiles, 4).tolist(), "dots": np.round(dots, 4).tolist(), "num": len(found)}
+
+
+def _partitions(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The split of the first seed of each row, once where rows share it: client, class and count of what is held."""
+    found: dict[str, dict[str, Any]] = {}
+    for index, row in enumerate(rows):
+        runs = [] if row.group is None else row.group.runs
+        run = next((run for run in runs if (run.folder / records.PARTITION_COUNTS).exists()), None)
+        if run is None:
+            continue
+        cells = [
+            [int(cell or 0) for cell in line.values()]
+            for line in records.read_table(run.folder / records.PARTITION_COUNTS)
+        ]
+        kind = [_text(run.config[key]) for key in ("partition.name", "partition.alpha") if key in run.config]
+        title = f"{run.config['dataset.name']}, {' '.join(kind)}, seed {run.config['seed']}"
+        num = max([run.config.get("num_clients") or 1, *(cell[0] + 1 for cell in cells)])
+        kept = [cell for cell in cells if cell[0] < MAX_CLIENTS]
+        split = {"title": title, "clients": num, "shown": min(num, MAX_CLIENTS), "cells": kept, "rows": []}
+        found.setdefault(json.dumps([title, num, cells]), split)["rows"].append(index)
+    return list(found.values())
