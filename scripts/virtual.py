@@ -21,13 +21,7 @@ from bfl_bench.report import Config, Run
 DATASETS = {"femnist": "FEMNIST", "pmnist": "PMNIST", "vsn": "VSN", "har": "HAR", "shakespeare": "NLP"}
 METHODS = {"fedavg": "FedAvg", "fedprox": "FedProx", "virtual": "Virtual", "virtual_released": "Virtual"}
 COLORS = {"FedAvg": "C0", "FedProx": "C1", "Virtual": "C2"}
-LINES = {
-    "table2": "bfl-run -m experiment=virtual method=fedavg,fedprox,virtual",
-    "table3": "bfl-run -m experiment=virtual method.prune=0,50,75,90 method.init_from=own,server",
-    "table4": "bfl-run -m experiment=virtual method=fedavg,fedprox,virtual local.epochs=100 rounds=50",
-    "figure2": "bfl-run -m experiment=virtual method.beta=1e-6,1e-5,1e-4,1e-3,1e-2",
-    "figure4": "bfl-run -m experiment=virtual method.init_from=own,server eval.keep_messages=[250]",
-}
+LINES = {name: f"bfl-run -m experiment=virtual_{name}" for name in ("table2", "table3", "table4", "figure2", "figure4")}
 
 
 def dataset_of(config: Config) -> str | None:

@@ -49,8 +49,8 @@ def test_table_5_names_every_solver_and_the_authors_rule(tmp_path: Path) -> None
     write_run(out, resolve(*RELEASED, *classes), {"round": 1, "ga": 0.2})
     text = " ".join(call_script("fedlpa", "table5", cwd=tmp_path).stdout.split())
     cell = "| FMNIST, beta=0.5, E=10 |"
-    assert f"{cell} FedAvg | 51.00 +- 1.41 | 54.67 | -3.67 | 2 |" in text
-    assert f"{cell} FedLPA: lr 0.01, gradient descent | 50.00 +- 14.14 | 67.63 | -17.63 | 2 |" in text
+    assert f"{cell} FedAvg | 51.00 +- 1.41 | 54.67 | -3.67 (!) | 2 |" in text
+    assert f"{cell} FedLPA: lr 0.01, gradient descent | 50.00 +- 14.14 | 67.63 | -17.63 (!) | 2 |" in text
     assert f"{cell} FedLPA: lr 0.01, closed form (EA) | 60.00 +- 14.14 | 67.63 | -7.63 | 2 |" in text
     assert "better of EA and gradient descent on the test set | 65.00 +- 7.07 | 67.63 | -2.63 | 2 |" in text
     assert "| FMNIST, #C=2, E=10 | FedAvg | 20.00 | 23.83 | -3.83 | 1 |" in text

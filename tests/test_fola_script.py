@@ -84,6 +84,40 @@ def test_table_2_has_best_and_last_and_the_papers_two_numbers(tmp_path: Path) ->
     assert "no reproduction" not in out
 
 
+def make_runs(out: Path, *overrides: str, seeds: int = 1, rounds: int = 2) -> None:
+    """Accuracies that grow with the round and the seed."""
+    for seed in range(seeds):
+        rows = [{"round": r, "ga": 0.1 * r + 0.02 * seed, "la": 0.05 * r} for r in range(1, rounds + 1)]
+        write_run(out, resolve(*overrides, f"rounds={rounds}", f"seed={seed}"), *rows)
+
+
+@pytest.mark.slow
+def test_figures_of_searches_and_learning_curves(tmp_path: Path) -> None:
+    out = tmp_path / "outputs"
+    for method in ("fola", "fedavg"):
+        for epochs in (1, 5):
+            make_runs(out, "experiment=fola_figure3", f"method={method}", f"local.epochs={epochs}", seeds=2, rounds=1)
+    for row in ("fola", "offline", "fedavg"):
+        make_runs(out, "experiment=fola_figure5", f"row=fola_figure5/{row}", seeds=2)
+    for row, epochs in (("fola", 1), ("fola", 20), ("fedavg", 1), ("fedcurv_100", 1)):
+        make_runs(out, "experiment=fola_figure6", f"row=fola_figure6/{row}", f"local.epochs={epochs}")
+    make_runs(out, "experiment=fola_figure9", "row=fola_figure9/average")
+    for number in (2, 3, 4, 5, 6, 8, 9):
+        where = ["--where", "local.epochs=20"] if number == 9 else []
+        done = fola(f"figure{number}", *where, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (out / f"report/fola_figure{number}.png").stat().st_size > 10_000
+        assert (out / f"report/fola_figure{number}.tex").read_text().startswith("% FOLA")
+    assert [row["variant"] for row in cells(out / "report/fola_figure5.csv")] == ["FOLA", "offline, no prior", "FedAvg"]
+    assert cells(out / "report/fola_figure5.csv")[0]["last GA (%)"] == "21.00 +- 1.41"
+    assert len(cells(out / "report/fola_figure6.csv")) == 4
+    assert {row["method"] for row in cells(out / "report/fola_figure8.csv")} == {"FOLA", "FedAvg", "FedCurv, lambda 100"}
+    assert [row["variant"] for row in cells(out / "report/fola_figure9.csv")] == ["FOLA", "prior, plain average"]
+    twice = fola("figure9", cwd=tmp_path)  # E = 1 and E = 20 would be one curve
+    assert "choose with --where" in twice.stderr
+    assert fola("figure9", "--best-over", "local.epochs", cwd=tmp_path).returncode == 0
+
+
 @pytest.mark.parametrize("command", ["table2", "figure10", "figure12"])
 def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     done = fola(command, "--runs", ".", cwd=tmp_path)

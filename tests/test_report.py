@@ -14,6 +14,7 @@ import pytest
 
 from bfl_bench import records, report
 from bfl_bench.build import plan
+from bfl_bench.report.output import latex_of
 from tests.composing import resolve
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -79,6 +80,12 @@ def test_published_cells_are_those_of_the_papers() -> None:
     assert table1["svhn", ("Non-IID", "FVBWA", "CF"), "nll"] == (0.64, 0.02)
     assert table4["fashion_mnist", ("Non-IID", "FVBWA", "EAA"), "std_norm"] == (15.48, 0.41)
     assert table4["svhn", ("Non-IID", "FVBWA", "PPA"), "std_norm"] == (31.62, 0.38)
+    table3, large, table5 = (bfl_p.LARGE.published(table) for table in ("3", "4_100", "5"))
+    assert (len(table3), len(large), len(table5)) == (2 * 12 * 3 * 3, 5 * 3, 12 * 3)
+    assert table3["svhn", ("Non-IID", "FVBA", "PPA"), "acc_percent"] == (18.28, 0.81)
+    assert table3["fashion_mnist", ("Non-IID", "FVBWA", "EAA"), "acc_percent"] == (79.61, 1.06)
+    assert large["cifar10", ("Non-IID", "FVBWA", "EAA"), "std_norm"] == (91.79, 1.16)
+    assert table5["cifar10", ("IID", "FVBWA", "CF"), "seconds_per_round, 10 processes"] == (10.56, 0.08)
     ba_table1 = ba_bfl.PAPER.published("1")
     assert len(ba_table1) == (1 + 3 * 5) * 3 * 3
     assert ba_table1["cifar10", ("Non-IID", "0", "FedAVG"), "ece_percent"] == (12.17, 2.21)
@@ -233,3 +240,44 @@ def test_toy_figure_needs_no_runs(tmp_path: Path, run_script: Run) -> None:
 def test_reading_runs_needs_no_torch() -> None:
     code = "import sys, bfl_bench.report; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Choices, marks, LaTeX
+
+
+def test_best_over_chooses_by_the_mean_and_within_the_other_keys(tmp_path: Path) -> None:
+    for lr, values in (("0.1", (0.2, 0.8)), ("0.01", (0.6, 0.6))):  # the best single run is not the best mean
+        for seed, ga in enumerate(values):
+            write_run(tmp_path / f"{lr}-{seed}", "method=fvb", f"local.lr={lr}", seed=seed, ga=ga)
+    write_run(tmp_path / "other", "method=fvb", "local.lr=0.1", "rounds=7", seed=0, ga=0.1)
+    groups = report.group_over_seeds(report.find_runs([tmp_path], {})[0])
+    assert len(report.best_over(groups, [])) == 3
+    chosen = {group.config["rounds"]: group.config["local.lr"] for group in report.best_over(groups, ["local.lr"])}
+    assert len(chosen) == 2
+    assert chosen.pop(7) == 0.1
+    assert set(chosen.values()) == {0.01}
+
+
+def test_a_difference_is_marked_beyond_both_spreads_only() -> None:
+    assert report.is_beyond(-3.1, 1.0, 2.0)
+    assert not report.is_beyond(2.9, 1.0, 2.0)
+    assert report.is_beyond(1.1, 1.0)
+    assert not report.is_beyond(99.0, float("nan"), 0.1)  # one seed of ours: nobody knows
+    assert not report.is_beyond(None, 1.0)
+
+
+def test_tables_in_markdown_become_tables_in_latex() -> None:
+    text = "# A & B, 10 %\n\nWords.\n\n" + report.markdown(["a_b", "GA (%)"], [["#C=2", "**1.00 +- 0.10**"], ["x\\y", "-"]])
+    assert latex_of(text + "\nMore | words.\n") == (
+        "% A & B, 10 %\n\\begin{tabular}{ll}\n\\toprule\na\\_b & GA (\\%) \\\\\n\\midrule\n"
+        "\\#C=2 & \\textbf{1.00 $\\pm$ 0.10} \\\\\nx\\textbackslash{}y & - \\\\\n\\bottomrule\n\\end{tabular}\n"
+    )
+
+
+def test_a_table_says_what_the_scale_changed() -> None:
+    config = {"rounds": 5, "local.epochs": 1, "dataset.autoaugment": False, "dataset.flip": True}
+    config |= {"dataset.crop_padding": 4, "dataset.cutout": 16}
+    text = report.describe_scale("fola_table2", [report.Group(config, ())])
+    assert "rounds 5 (paper: 100); dataset.autoaugment false (paper: true)." in text
+    assert "epochs" not in text  # each row of the table has its own
+    assert report.describe_scale("fola_table2", [report.Group(config | {"rounds": 100, "dataset.autoaugment": True}, ())]) == ""
