@@ -10,7 +10,7 @@ from bfl_bench.checks import unknown_key
 from bfl_bench.errors import BflError, ConfigError
 from bfl_bench.records import config_folder
 
-GROUPS = ("method", "aggregator", "dataset", "partition", "model", "engine", "experiment")
+GROUPS = ("method", "aggregator", "dataset", "partition", "model", "engine", "experiment", "scale")
 
 
 STATUSES = ("done", "skipped", "dry run", "diverged", "failed")  # skipped: it had finished earlier

@@ -1,0 +1,45 @@
+"""Copy what tables and figures need of finished runs to outputs/reference, where it is kept under version control.
+
+    python scripts/reference.py NAME [--runs outputs] [--where KEY=VALUE ...]
+
+The runs land in outputs/reference/NAME, each in a folder of its own name: config, summary, metrics, times, clients and
+sweeps of weights, a few kilobytes. Checkpoints, messages, partitions and pictures stay behind. In the config, folders of
+the machine that ran it are replaced by the defaults.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import yaml
+
+from bfl_bench import records, report
+from bfl_bench.report.output import parse_where
+
+KEPT = (records.SUMMARY, records.ENVIRONMENT, records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="folder below outputs/reference")
+    parser.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help="folders with runs below")
+    parser.add_argument("--where", nargs="+", default=[], metavar="KEY=VALUE", help="only runs with these values")
+    parser.add_argument("--to", type=Path, default=Path("outputs/reference"))
+    arguments = parser.parse_args()
+    runs, notes = report.find_runs(arguments.runs, parse_where(arguments.where))
+    for run in runs:
+        folder = arguments.to / arguments.name / run.folder.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (run.folder / name for name in KEPT):
+            if file.exists():
+                shutil.copyfile(file, folder / file.name)
+        config = yaml.safe_load((run.folder / records.CONFIG).read_text())
+        config |= {"out": "outputs", "given": records.identity(config)["given"]}
+        if config["data_dir"] != records.MADE_UP:
+            config["data_dir"] = None
+        records.write_text(folder / records.CONFIG, yaml.safe_dump(config, sort_keys=False))
+    print(f"{len(runs)} runs in {arguments.to / arguments.name}" + report.describe_notes(notes))
+
+
+if __name__ == "__main__":
+    main()
