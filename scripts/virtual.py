@@ -9,6 +9,7 @@ own model on its own. The paper's statistic is the maximum over rounds, taken on
 """
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from bfl_bench.report import Config, Run
 DATASETS = {"femnist": "FEMNIST", "pmnist": "PMNIST", "vsn": "VSN", "har": "HAR", "shakespeare": "NLP"}
 METHODS = {"fedavg": "FedAvg", "fedprox": "FedProx", "virtual": "Virtual", "virtual_released": "Virtual"}
 COLORS = {"FedAvg": "C0", "FedProx": "C1", "Virtual": "C2"}
-LINES = {name: f"bfl-run -m experiment=virtual_{name}" for name in ("table2", "table3", "table4", "figure2", "figure4")}
+LINES = {name: f"bfl-run -m experiment=virtual_{name}" for name in ("table1", "table2", "table3", "table4", "figure2", "figure4")}
 
 
 def dataset_of(config: Config) -> str | None:
@@ -106,13 +107,19 @@ def make_pruning(arguments: Namespace) -> None:
 
 def make_sizes(arguments: Namespace) -> None:
     """Table I: how large the clients are."""
-    runs, notes = find(arguments, lambda _: True, LINES["table2"])
+    runs, notes = find(arguments, lambda _: True, LINES["table1"])
     paper = report.read_published("virtual", "1")
     lines: list[list[str]] = []
     for dataset in sorted({(dataset_of(run.config) or "").split(",")[0] for run in runs}):
-        run = next(run for run in runs if (dataset_of(run.config) or "").startswith(dataset))
-        with np.load(run.folder / records.PARTITION) as archive:
-            sizes = np.diff(archive["offsets"])
+        here = [run.folder for run in runs if (dataset_of(run.config) or "").startswith(dataset)]
+        file = next((f / records.PARTITION_COUNTS for f in here if (f / records.PARTITION_COUNTS).exists()), None)
+        if file is None:
+            notes.append(f"{dataset}: no run has a file {records.PARTITION_COUNTS}")
+            continue
+        counts: Counter[float | None] = Counter()
+        for row in records.read_table(file):
+            counts[row["client"]] += int(row["count"] or 0)
+        sizes = np.array(list(counts.values()))
         ours = [len(sizes), sizes.sum(), sizes.mean(), sizes.std()]
         names = ["K", "size", "mean size of a client", "standard deviation of sizes"]
         theirs = [f"{paper[dataset, name]:g}" if (dataset, name) in paper else "-" for name in names]

@@ -104,7 +104,7 @@ class Fola:
         size = len(state["precision"])
         round_ = state["round"].item() + 1
         points, precisions, products, cosine = WeightedMean(), WeightedMean(), WeightedMean(), MeanCosine()
-        means, variances, weights = [], [], []
+        means, sent, weights = [], [], []
         for client_id, message in replies:
             mean, precision = message["params"][:size].double(), message["precision"].double()
             weights.append(task.weight(self.weights, client_id))
@@ -114,13 +114,15 @@ class Fola:
             cosine.add(message["precision"])
             if self.aggregator is not None:
                 means.append(message["params"][:size])
-                variances.append(1 / (message["precision"] + self.gamma))
+                sent.append(message["precision"])
         aggregated = points.result()
         if self.aggregator is None:
             precision = shift(precisions.result(), self.gamma * self._share_of_gamma(round_))
             aggregated[:size] = solve(shift(precision, self.eps), products.result(), fallback=aggregated[:size])
         else:
-            aggregated[:size], variance = combine(self.aggregator, means, variances, weights, rng)
+            aggregated[:size], variance = combine(
+                self.aggregator, means, sent, weights, rng, to_variance=lambda sent: 1 / (sent + self.gamma)
+            )
             precision = 1 / variance
         new = {
             "params": step_towards(state["params"], aggregated, task.server_lr),

@@ -67,13 +67,13 @@ class Fvb:
         self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         layout = task.model.layout
-        points, means, variances, weights = WeightedMean(), [], [], []
+        points, means, log_variances, weights = WeightedMean(), [], [], []
         for client_id, message in replies:
             weights.append(task.weight(self.weights, client_id))
             points.add(message["params"], weights[-1])
             means.append(message["params"][layout.means])
-            variances.append(message["params"][layout.log_variances].double().exp())
-        mean, variance = combine(self.aggregator, means, variances, weights, rng)
+            log_variances.append(message["params"][layout.log_variances])
+        mean, variance = combine(self.aggregator, means, log_variances, weights, rng, to_variance=torch.exp)
         aggregated = points.result()
         aggregated[layout.means] = mean
         aggregated[layout.log_variances] = variance.log()
