@@ -100,13 +100,14 @@ class FlatModel:
         self.vector = torch.empty(self.layout.size, device=device)
         self.gradient = torch.zeros(self.layout.num_trainable, device=device)
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        self._trainable: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, its part of the vector, of the gradient
         for entry in self.layout.entries:
             tensor = tensors.pop(entry.name)
             view = entry.view(self.vector)
             view.copy_(tensor.data)
             tensor.data = view
             if entry.stop <= self.layout.num_trainable:
-                tensor.grad = entry.view(self.gradient)
+                self._trainable.append((tensor, view, entry.view(self.gradient)))
         self._counters = {tensor: tensor.clone() for tensor in tensors.values()}  # integer buffers
         self._storage = self._pointers()
         self.initial = self.vector.clone()
@@ -136,16 +137,31 @@ class FlatModel:
 
     def backward(self, loss: Tensor) -> Tensor:
         """The gradient of `loss` as one vector (P,); the same storage at every call."""
-        self.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._differentiate(loss)
+        for parameter, _, part in self._trainable:
+            if parameter.grad is None:
+                part.zero_()
+            else:
+                part.copy_(parameter.grad)
         return self.gradient
 
+    def descend(self, loss: Tensor, lr: float) -> None:
+        """A step of plain gradient descent. Without the gradient as a vector, a pass over the memory is saved."""
+        self._differentiate(loss)
+        for parameter, part, _ in self._trainable:
+            if parameter.grad is not None:
+                part.add_(parameter.grad, alpha=-lr)
+
+    def _differentiate(self, loss: Tensor) -> None:
+        """Into gradients of their own: where there is none yet, torch keeps what it computed and adds nothing up."""
+        for parameter, _, _ in self._trainable:
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+
     def assert_views(self) -> None:
-        """A cast, or a reset gradient, silently detaches the module from the vector: better to stop."""
+        """A cast silently detaches the module from the vector: better to stop."""
         if self._pointers() != self._storage:
-            raise AssertionError("a parameter, buffer or gradient is no longer a view into the flat vector")
+            raise AssertionError("a parameter or buffer is no longer a view into the flat vector")
 
     def _pointers(self) -> list[int]:
-        parameters, buffers = list(self.module.parameters()), list(self.module.buffers())
-        gradients = [parameter.grad for parameter in parameters]
-        return [0 if tensor is None else tensor.data_ptr() for tensor in (*parameters, *buffers, *gradients)]
+        return [tensor.data_ptr() for tensor in (*self.module.parameters(), *self.module.buffers())]

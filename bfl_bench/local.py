@@ -64,32 +64,62 @@ def train_sgd(
     model.module.train()
     parameters = model.trainable
     velocity = torch.zeros_like(parameters) if local.momentum else None
-    loss_sum = torch.zeros((), device=parameters.device)
-    num_correct = torch.zeros((), device=parameters.device, dtype=torch.long)
-    num_steps = num_seen = 0
+    plain = adjust is None and local.clip is None and not local.weight_decay and velocity is None
+    tally = Tally(parameters.device)
+    num_steps = 0
     with seeded_globally(derive_seed(rng.initial_seed(), "layers"), parameters.device):  # for noise inside the network
         for x, y, last_epoch in minibatches(client, local, rng):
             if num_samples > 1:
                 x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
             logits = model(x)
             loss = F.cross_entropy(logits, y)
-            gradient = model.backward(loss if extra_loss is None else loss + extra_loss(x, y, logits))
-            if adjust is not None:
-                adjust(parameters, gradient, x, y)
-            if local.clip is not None:
-                gradient.mul_((local.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))
-            if local.weight_decay:
-                gradient.add_(parameters, alpha=local.weight_decay)
-            if velocity is not None:
-                gradient = velocity.mul_(local.momentum).add_(gradient)
-            parameters.add_(gradient, alpha=-local.lr)
+            objective = loss if extra_loss is None else loss + extra_loss(x, y, logits)
+            if plain:
+                model.descend(objective, local.lr)
+            else:
+                gradient = model.backward(objective)
+                if adjust is not None:
+                    adjust(parameters, gradient, x, y)
+                if local.clip is not None:
+                    gradient.mul_((local.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))
+                if local.weight_decay:
+                    gradient.add_(parameters, alpha=local.weight_decay)
+                if velocity is not None:
+                    gradient = velocity.mul_(local.momentum).add_(gradient)
+                parameters.add_(gradient, alpha=-local.lr)
             num_steps += 1
             if last_epoch:
-                loss_sum.add_(loss.detach(), alpha=y.numel())
-                num_seen += y.numel()
-                num_correct.add_((logits.detach().argmax(1) == y).sum())
-    metrics = {"train_loss": loss_sum.item() / num_seen, "train_acc": num_correct.item() / num_seen}
-    return Trained(model.vector.clone(), num_steps, metrics)
+                tally.add(loss, logits, y)
+    return Trained(model.vector.clone(), num_steps, tally.result())
+
+
+class Tally:
+    """Mean loss and accuracy over minibatches. They are kept and counted many at a time, which is cheaper than singly."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._correct = torch.zeros((), dtype=torch.long, device=device)
+        self._num = 0
+
+    def add(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
+        self._kept.append((loss.detach(), logits.detach(), y))
+        if len(self._kept) == 64:
+            self._count()
+
+    def _count(self) -> None:
+        losses, logits, labels = zip(*self._kept, strict=True)
+        sizes = [label.numel() for label in labels]
+        weights = torch.tensor(sizes, dtype=torch.float64, device=self._loss.device)
+        self._loss += torch.stack(losses).double() @ weights
+        self._correct += (torch.cat(logits).argmax(1) == torch.cat(labels)).sum()
+        self._num += sum(sizes)
+        self._kept = []
+
+    def result(self) -> dict[str, float]:
+        if self._kept:
+            self._count()
+        return {"train_loss": self._loss.item() / self._num, "train_acc": self._correct.item() / self._num}
 
 
 def effective_steps(num_steps: int, momentum: float) -> float:
