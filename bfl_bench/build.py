@@ -347,6 +347,7 @@ def reload(folder: Path) -> tuple[Experiment, Tensors]:
     config = yaml.safe_load((folder / records.CONFIG).read_text())
     config.pop("schema_version")
     config["given"] = {"start": None, "posterior": None}  # those folders may be gone, and are of no use any more
+    config["engine"] = {"_target_": "bfl_bench.engine.Sequential", "name": "sequential"}  # Ray may not be installed
     experiment = load(plan(config))[0]
     return experiment, read_state(folder, experiment.worker.task.model.vector.device)
 

@@ -45,10 +45,12 @@ def _run_hydra() -> int:
     sweep = bool({"-m", "--multirun"} & set(sys.argv[1:]))
     sys.path.append(str(Path.cwd()))  # so that `_target_` finds a user's own module in the working directory
     signal.signal(signal.SIGTERM, _interrupt)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for hydra/launcher=ray
+    here = os.getpid()
     outcomes: list[Outcome] = []
 
-    def job(config: "DictConfig") -> Outcome:
-        outcome = run_job(config)
+    def job(config: "DictConfig") -> Outcome:  # a launcher may call a copy of it in another process
+        outcome = run_job(config, bar=os.getpid() == here)
         outcomes.append(outcome)
         return outcome
 
@@ -105,15 +107,15 @@ def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def run_job(config: "DictConfig") -> Outcome:
+def run_job(config: "DictConfig", bar: bool) -> Outcome:
     """One run: a point of a sweep, or the only one."""
     try:
-        return _run(config)
+        return _run(config, bar)
     except Exception as error:
         return outcome_of(error)
 
 
-def _run(config: "DictConfig") -> Outcome:
+def _run(config: "DictConfig", bar: bool) -> Outcome:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
     from omegaconf import OmegaConf
@@ -143,7 +145,7 @@ def _run(config: "DictConfig") -> Outcome:
             return _outcome_of_summary(summary, skipped=True)
         records.start(folder, resolved, plan.settings.force)
         _describe_run(folder, plan, dataset, partition)
-        with show.progress(experiment.rounds, records.folder_name(resolved)) as on_round:
+        with show.progress(experiment.rounds, records.folder_name(resolved), bar) as on_round:
             summary = run(experiment, folder, on_round)
         show.draw_curves(folder)
     show.print_summary(summary, folder, brief=sweep)
@@ -205,6 +207,23 @@ def _outcome_of_summary(summary: dict[str, Any], skipped: bool = False) -> Outco
     if summary["status"] == "diverged":
         return Outcome("diverged", f"diverged: {summary['reason']}", 1)
     return Outcome("skipped" if skipped else "done")
+
+
+def look_up(config: "DictConfig", error: Exception) -> Outcome:
+    """How a point ended whose launcher gave up with this error: as its folder says, or else it failed."""
+    from omegaconf import OmegaConf
+
+    from bfl_bench import records
+
+    try:
+        resolved = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+        summary = records.finished_summary(Path(resolved["out"]) / records.folder_name(resolved), resolved)
+    except Exception as problem:
+        return outcome_of(problem)
+    if summary is not None:
+        return _outcome_of_summary(summary)
+    reason = next(iter(str(error).strip().splitlines()), "")
+    return Outcome("failed", f"not finished when the launcher gave up ({type(error).__name__}: {reason})", 1)
 
 
 def finish_sweep(points: list[tuple[str, Outcome]]) -> list[Outcome]:

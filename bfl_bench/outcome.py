@@ -10,6 +10,9 @@ from bfl_bench.checks import unknown_key
 from bfl_bench.errors import BflError, ConfigError
 from bfl_bench.records import config_folder
 
+LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
+"""Hydra's launchers that an extra of this package installs."""
+
 GROUPS = ("method", "aggregator", "dataset", "partition", "model", "engine", "experiment", "scale")
 
 
@@ -45,7 +48,10 @@ def _translate(error: BaseException, overrides: Sequence[str]) -> str:
     text = str(error).split("Config search path")[0]
     if match := re.search(r"Could not find '([\w/]+)/([^']*)'\s+Available options in '[^']*':\s*(.*)", text, re.DOTALL):
         group, given, options = match.groups()
-        return str(ConfigError(group, given, ", ".join(options.split())))
+        allowed = ", ".join(options.split())
+        if group == "hydra/launcher" and given in LAUNCHERS:
+            allowed += f"; {given} has to be installed first: pip install -e '.[{LAUNCHERS[given]}]'"
+        return str(ConfigError(group, given, allowed))
     if match := re.search(r"Could not override '([^']+)'", text):
         given = next((value for key, _, value in (o.partition("=") for o in overrides) if key == match[1]), "")
         return str(

@@ -24,9 +24,9 @@ _TABLE = {
 
 
 @contextmanager
-def progress(rounds: int, title: str) -> Iterator[Callable[[int, Mapping[str, records.Cell] | None], None]]:
-    """A bar on a terminal; elsewhere one line per evaluated round, so that logs stay readable."""
-    if not sys.stderr.isatty():
+def progress(rounds: int, title: str, bar: bool) -> Iterator[Callable[[int, Mapping[str, records.Cell] | None], None]]:
+    """A bar on a terminal; elsewhere, or without `bar`, one line per evaluated round, so that logs stay readable."""
+    if not bar or not sys.stderr.isatty():
 
         def print_line(round_: int, row: Mapping[str, records.Cell] | None) -> None:
             if row is not None:
@@ -36,12 +36,12 @@ def progress(rounds: int, title: str) -> Iterator[Callable[[int, Mapping[str, re
         return
     from tqdm import tqdm
 
-    with tqdm(total=rounds, desc=title, unit="round", dynamic_ncols=True) as bar:
+    with tqdm(total=rounds, desc=title, unit="round", dynamic_ncols=True) as shown:
 
         def advance(round_: int, row: Mapping[str, records.Cell] | None) -> None:
             if row is not None:
-                bar.set_postfix_str(_short(row), refresh=False)
-            bar.update(round_ - bar.n)
+                shown.set_postfix_str(_short(row), refresh=False)
+            shown.update(round_ - shown.n)
 
         yield advance
 

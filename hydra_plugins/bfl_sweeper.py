@@ -24,7 +24,7 @@ class BflSweeper(BasicSweeper):
         self.limit = limit
 
     def sweep(self, arguments: list[str]) -> Any:
-        from bfl_bench.cli import finish_sweep
+        from bfl_bench.cli import finish_sweep, look_up
         from bfl_bench.outcome import Outcome, outcome_of
 
         assert self.config is not None
@@ -54,8 +54,13 @@ class BflSweeper(BasicSweeper):
                 left = time_left(seconds, len(points) - start)
                 print(f"[{start + 1}/{len(points)}{left}] {' '.join(points[start])}", flush=True)
             began = time.monotonic()
-            returns = self.launcher.launch([points[index] for index in batch], initial_job_idx=start) if batch else []
-            ended = {index: _outcome(job) for index, job in zip(batch, returns, strict=True)}
+            try:
+                jobs = [points[index] for index in batch]
+                returns = self.launcher.launch(jobs, initial_job_idx=start) if batch else []
+                ended = {index: _outcome(job) for index, job in zip(batch, returns, strict=True)}
+            except Exception as error:  # of the launcher: one of its processes was killed, say
+                configs = {index: loader.load_sweep_config(self.config, list(points[index])) for index in batch}
+                ended = {index: look_up(config, error) for index, config in configs.items()}
             outcomes |= ended
             if any(outcome.status != "skipped" for outcome in ended.values()):
                 seconds.append(time.monotonic() - began)
