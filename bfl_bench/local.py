@@ -94,7 +94,7 @@ def train_sgd(
 
 
 class Tally:
-    """Mean loss and accuracy over minibatches. They are kept and counted many at a time, which is cheaper than singly."""
+    """Mean loss and accuracy over minibatches, which are kept and counted many at a time: that is cheaper."""
 
     def __init__(self, device: torch.device) -> None:
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -102,8 +102,8 @@ def make_table(table: str, arguments: Namespace) -> None:
     text = (
         f"# FedLPA, table {table}: accuracy (%) after one round\n\nOurs: mean +- standard deviation over seeds. What "
     )
-    text += "follows the paper's +- is no standard deviation over its three partitions and is left out; (!): the difference "
-    text += "is beyond our standard deviation.\n\n"
+    text += "follows the paper's +- is no standard deviation over its three partitions and is left out; (!): the "
+    text += "difference is beyond our standard deviation.\n\n"
     text += report.markdown(["cell", "method", "ours", "paper", "diff.", "seeds"], lines)
     text += f"\nMore cells: `{line_of('table' + table)}`; scale=cpu makes a few\n"
     report.write(arguments.to, f"fedlpa_table{table}", text + report.describe_notes(notes), output)

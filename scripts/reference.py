@@ -2,9 +2,9 @@
 
     python scripts/reference.py NAME [--runs outputs] [--where KEY=VALUE ...]
 
-The runs land in outputs/reference/NAME, each in a folder of its own name: config, summary, metrics, times, clients and
-sweeps of weights and sizes of clients, a few kilobytes. Checkpoints, messages and pictures stay behind. In the config, folders of
-the machine that ran it are replaced by the defaults.
+The runs land in outputs/reference/NAME, each in a folder of its own name: config, summary, metrics, times, clients,
+sweeps of weights and sizes of clients, a few kilobytes. Checkpoints, messages and pictures stay behind. In the config,
+folders of the machine that ran it are replaced by the defaults.
 """
 
 import argparse
@@ -16,8 +16,8 @@ import yaml
 from bfl_bench import records, report
 from bfl_bench.report.output import parse_where
 
-KEPT = (records.SUMMARY, records.ENVIRONMENT, records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS)
-KEPT += (records.PARTITION_COUNTS,)
+KEPT = [records.SUMMARY, records.ENVIRONMENT, records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS]
+KEPT += [records.PARTITION_COUNTS]
 
 
 def main() -> None:

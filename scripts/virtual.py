@@ -22,7 +22,10 @@ from bfl_bench.report import Config, Run
 DATASETS = {"femnist": "FEMNIST", "pmnist": "PMNIST", "vsn": "VSN", "har": "HAR", "shakespeare": "NLP"}
 METHODS = {"fedavg": "FedAvg", "fedprox": "FedProx", "virtual": "Virtual", "virtual_released": "Virtual"}
 COLORS = {"FedAvg": "C0", "FedProx": "C1", "Virtual": "C2"}
-LINES = {name: f"bfl-run -m experiment=virtual_{name}" for name in ("table1", "table2", "table3", "table4", "figure2", "figure4")}
+LINES = {
+    name: f"bfl-run -m experiment=virtual_{name}"
+    for name in ("table1", "table2", "table3", "table4", "figure2", "figure4")
+}
 
 
 def dataset_of(config: Config) -> str | None:

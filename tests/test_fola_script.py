@@ -111,7 +111,11 @@ def test_figures_of_searches_and_learning_curves(tmp_path: Path) -> None:
     assert [row["variant"] for row in cells(out / "report/fola_figure5.csv")] == ["FOLA", "offline, no prior", "FedAvg"]
     assert cells(out / "report/fola_figure5.csv")[0]["last GA (%)"] == "21.00 +- 1.41"
     assert len(cells(out / "report/fola_figure6.csv")) == 4
-    assert {row["method"] for row in cells(out / "report/fola_figure8.csv")} == {"FOLA", "FedAvg", "FedCurv, lambda 100"}
+    assert {row["method"] for row in cells(out / "report/fola_figure8.csv")} == {
+        "FOLA",
+        "FedAvg",
+        "FedCurv, lambda 100",
+    }
     assert [row["variant"] for row in cells(out / "report/fola_figure9.csv")] == ["FOLA", "prior, plain average"]
     twice = fola("figure9", cwd=tmp_path)  # E = 1 and E = 20 would be one curve
     assert "choose with --where" in twice.stderr

@@ -267,7 +267,9 @@ def test_a_difference_is_marked_beyond_both_spreads_only() -> None:
 
 
 def test_tables_in_markdown_become_tables_in_latex() -> None:
-    text = "# A & B, 10 %\n\nWords.\n\n" + report.markdown(["a_b", "GA (%)"], [["#C=2", "**1.00 +- 0.10**"], ["x\\y", "-"]])
+    text = "# A & B, 10 %\n\nWords.\n\n" + report.markdown(
+        ["a_b", "GA (%)"], [["#C=2", "**1.00 +- 0.10**"], ["x\\y", "-"]]
+    )
     assert latex_of(text + "\nMore | words.\n") == (
         "% A & B, 10 %\n\\begin{tabular}{ll}\n\\toprule\na\\_b & GA (\\%) \\\\\n\\midrule\n"
         "\\#C=2 & \\textbf{1.00 $\\pm$ 0.10} \\\\\nx\\textbackslash{}y & - \\\\\n\\bottomrule\n\\end{tabular}\n"
@@ -280,4 +282,7 @@ def test_a_table_says_what_the_scale_changed() -> None:
     text = report.describe_scale("fola_table2", [report.Group(config, ())])
     assert "rounds 5 (paper: 100); dataset.autoaugment false (paper: true)." in text
     assert "epochs" not in text  # each row of the table has its own
-    assert report.describe_scale("fola_table2", [report.Group(config | {"rounds": 100, "dataset.autoaugment": True}, ())]) == ""
+    assert (
+        report.describe_scale("fola_table2", [report.Group(config | {"rounds": 100, "dataset.autoaugment": True}, ())])
+        == ""
+    )

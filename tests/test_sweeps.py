@@ -64,5 +64,3 @@ def test_every_source_has_a_stand_in_that_is_the_same_each_time(name: str) -> No
 def test_a_folder_that_only_ends_in_that_name_is_a_folder(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="made-up"):
         SOURCES["femnist"].read(tmp_path / "made-up")
-
-
