@@ -76,7 +76,8 @@ class Worker:
         names = ("client", job.round, job.client_id)
         update = self.method.client_update(self.task, broadcast, job.memory, client, stream(self.seed, *names))
         where = f"round {job.round}, client {job.client_id}"
-        check_finite({**update.message, **update.local, **update.metrics}, where)
+        check_finite({**update.message, **update.metrics}, where)
+        check_finite({k: v for k, v in update.local.items() if v is not update.message.get(k)}, where)
         trained = time.perf_counter()
         scores = self.score(self._local_draws(update.local, names)) if job.evaluate_local else None
         own_scores = None

@@ -122,6 +122,15 @@ def test_every_table_and_figure_has_a_scale_for_two_cores(name: str) -> None:
     assert set(shortened) <= {*swept, "seed", "partition.alpha"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES_AND_FIGURES)
+def test_smoke_scale_is_short_whatever_is_swept(name: str) -> None:
+    config, swept = sweep_of(name, "smoke")
+    assert config["data_dir"] == "made-up"
+    assert (config["rounds"] <= 2, config["local"]["epochs"], swept["local.epochs"]) == (True, 1, "1")
+    assert "rounds" not in swept
+
+
 def test_every_scale_belongs_to_an_experiment() -> None:
     assert {name.rpartition("_")[0] for name in SCALED} <= set(FILES["experiment"])
 
