@@ -85,6 +85,16 @@ def mean_hessian(task: Task, vector: Tensor, client: Client, rng: torch.Generato
     return project(total)
 
 
+def eigenvalues(hessian: Tensor) -> Tensor:
+    """In ascending order; those that cannot be told from zero are zero.
+
+    A softmax network has many that are zero, and rounding would give each a value of its own.
+    """
+    values = torch.linalg.eigvalsh(hessian)
+    values[values < values[-1] * len(values) * torch.finfo(values.dtype).eps] = 0  # as for the rank of a matrix
+    return values
+
+
 def _is_one_linear_layer(model: FlatModel, x: Tensor) -> bool:
     """Whether the network is a linear layer with bias on flattened inputs and nothing else: it is tried out."""
     tensors = list(model.module.parameters())

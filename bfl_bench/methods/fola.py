@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bfl_bench.aggregators import Rule, WeightedMean, combine, step_towards
 from bfl_bench.checks import AtLeast
-from bfl_bench.curvature import Fisher, diagonal_fisher, mean_hessian, mean_squared_gradient
+from bfl_bench.curvature import Fisher, diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
 from bfl_bench.errors import ConfigError
 from bfl_bench.local import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
@@ -142,7 +142,7 @@ class Fola:
         if self.structure == "diagonal":
             return diagonal_fisher(task, vector, client, rng, self.fisher), 0
         hessian, num_repaired = mean_hessian(task, vector, client, rng)
-        return hessian if self.structure == "full" else torch.linalg.eigvalsh(hessian).clamp(min=0), num_repaired
+        return hessian if self.structure == "full" else eigenvalues(hessian), num_repaired
 
     def _share_of_gamma(self, round_: float) -> float:
         """How much of gamma the clients' precisions lack; they carry on what the server's held in the last round."""

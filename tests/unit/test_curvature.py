@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bfl_bench.curvature import diagonal_fisher, mean_hessian, mean_squared_gradient
+from bfl_bench.curvature import diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
 from bfl_bench.errors import ConfigError
 from bfl_bench.local import full_gradient
 from tests.federation import generator, make_clients, make_task, random_start
@@ -88,3 +88,13 @@ def test_a_large_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task()
     with pytest.raises(ConfigError, match=r"method\.structure"):
         mean_hessian(task, random_start(task), make_clients()[0], generator())
+
+
+def test_eigenvalues_that_rounding_made_are_zero() -> None:
+    """A matrix of rank 3 in 200 dimensions: 197 eigenvalues are rounding errors of either sign."""
+    roots = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    hessian = roots @ roots.T
+    assert (torch.linalg.eigvalsh(hessian)[:197] != 0).all()
+    values = eigenvalues(hessian)
+    assert (values[:197] == 0).all()
+    torch.testing.assert_close(values[197:], torch.linalg.eigvalsh(roots.T @ roots), rtol=1e-4, atol=0)
