@@ -90,7 +90,7 @@ def eigenvalues(hessian: Tensor) -> Tensor:
 
     A softmax network has many that are zero, and rounding would give each a value of its own.
     """
-    values = torch.linalg.eigvalsh(hessian)
+    values: Tensor = torch.linalg.eigvalsh(hessian)
     values[values < values[-1] * len(values) * torch.finfo(values.dtype).eps] = 0  # as for the rank of a matrix
     return values
 
