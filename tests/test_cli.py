@@ -264,6 +264,7 @@ def test_odd_values_are_one_sentence(bfl_run: BflRun, tmp_path: Path, argument: 
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_an_error_in_ones_own_method_fails_that_point_only(bfl_run: BflRun, tmp_path: Path) -> None:
     (tmp_path / "exploding.py").write_text(
         "from bfl_bench.methods.fedavg import FedAvg\n"

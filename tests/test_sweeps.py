@@ -27,6 +27,7 @@ def test_the_time_left_is_that_of_the_points_run_so_far() -> None:
     assert time_left([3600.0], 5) == ", at most about 5.0 h left"
 
 
+@pytest.mark.slow
 def test_a_sweep_announces_its_points_and_skips_what_is_done(bfl_run: BflRun) -> None:
     done = bfl_run("-m", *SMALL, "method=fedavg", "rounds=1", "seed=0,1")
     assert "[1/2] " in done.out

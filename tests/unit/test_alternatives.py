@@ -158,7 +158,7 @@ def test_every_rule_at_once(tmp_path: Path) -> None:
         ),
         (
             ["method=fvb", "model.bayesian_layers=some"],
-            "model.bayesian_layers: got 'some', allowed: auto, all or a whole",
+            "model.bayesian_layers: got 'some', allowed: auto, auto_all, all or a whole",
         ),
         (["method=fvb", "model.log_variance_clamp=soft"], "model.log_variance_clamp: got 'soft', allowed: none, hard"),
         (["method=fvb", "method.prior_variance=0"], "method.prior_variance: got 0, allowed: a number above 0"),

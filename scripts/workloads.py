@@ -1,0 +1,207 @@
+"""The workloads of the benchmark, run by bfl-bench and by a bare PyTorch loop.
+
+    python scripts/workloads.py ours|processes|bare '{"network": "mlp", ...}'
+
+runs one of them in a process of its own and prints a line of JSON.
+"""
+
+import copy
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from peers.work import (
+    LOG_VARIANCE,
+    LOG_VARIANCE_INIT,
+    LOG_VARIANCE_INIT_STD,
+    NUM_CLASSES,
+    Result,
+    Workload,
+    accuracy_of,
+    loss_of,
+    make_data,
+    make_network,
+    peak_mb,
+    print_result,
+)
+from torch import Tensor, nn
+
+from bfl_bench import records
+from bfl_bench.aggregators import eaa
+from bfl_bench.checkpoint import CheckpointFolder
+from bfl_bench.data.dataset import Split
+from bfl_bench.engine import Engine, EvalSettings, Sequential, Worker
+from bfl_bench.flat import FlatModel
+from bfl_bench.method import LocalSettings, Method, Task
+from bfl_bench.methods.fedavg import FedAvg
+from bfl_bench.methods.fvb import Fvb
+from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
+from bfl_bench.models.networks import lenet, mlp
+from bfl_bench.processes import Processes
+from bfl_bench.run import Experiment, run
+
+T = TypeVar("T")
+
+CPU = torch.device("cpu")
+WORKERS = 2
+GAUSSIAN = GaussianSettings("auto", "network", LOG_VARIANCE_INIT, LOG_VARIANCE_INIT_STD, "none", [-8.0, 8.0])
+ENGINES: dict[str, Engine] = {"ours": Sequential("sequential"), "processes": Processes("processes", WORKERS)}
+LENET = Workload(
+    "lenet", num_clients=10, cohort=10, samples=6000, epochs=1, batch_size=64, rounds=5, lr=0.05, signal=0.5
+)
+WORKLOADS = {
+    "A": Workload("mlp", num_clients=100, cohort=10, samples=600, epochs=5, batch_size=32, rounds=5, lr=0.01),
+    "B": Workload("mlp", num_clients=1000, cohort=50, samples=60, epochs=1, batch_size=32, rounds=5, lr=0.1),
+    "C": LENET,
+    "D": replace(LENET, bayesian=True),
+}
+
+
+def make_experiment(
+    work: Workload, data: Split, engine: Engine = ENGINES["ours"], checkpoint_every: int | None = None
+) -> Experiment:
+    """Evaluated once, after the last round, on one example; a checkpoint then, or more often where it is asked for."""
+    torch.manual_seed(work.seed)
+    shape = tuple(data.x.shape[1:])
+    module = mlp(shape, NUM_CLASSES, [work.hidden] * 2) if work.network == "mlp" else lenet(shape, NUM_CLASSES)
+    method: Method = FedAvg("fedavg", "size")
+    if work.bayesian:
+        module = make_gaussian(module, None, GAUSSIAN)
+        method = Fvb("fvb", eaa, "size", 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
+    local = LocalSettings(work.epochs, work.batch_size, work.lr, 0.0, 0.0, None)
+    worker = Worker(
+        task=Task(FlatModel(module, CPU), local, 1.0, (work.samples,) * work.num_clients, GAUSSIAN),
+        method=method,
+        train=data,
+        test=Split(data.x[:1], data.y[:1]),
+        augment=None,
+        client_indices=tuple(torch.arange(len(data)).view(work.num_clients, work.samples)),
+        settings=EvalSettings(work.rounds, work.rounds + 1, 1000, 1, 1, 15, 0.0, {}, [], 2, []),
+        seed=work.seed,
+    )
+    return Experiment(
+        worker, engine, work.seed, work.rounds, work.cohort, checkpoint_every or work.rounds, {"made": "up"}
+    )
+
+
+class Clock:
+    """Notes how long each round takes and, where it is asked for, the peak memory after it."""
+
+    def __init__(self, with_memory: bool) -> None:
+        self.rounds: list[float] = []
+        self.peaks: list[float] = []
+        self._with_memory = with_memory
+        self._before = time.perf_counter()
+
+    def end_round(self, *_: object) -> None:
+        now = time.perf_counter()
+        self.rounds.append(now - self._before)
+        if self._with_memory:
+            self.peaks.append(peak_mb())
+        self._before = time.perf_counter()
+
+
+def run_experiment(experiment: Experiment, with_memory: bool = False) -> Result:
+    worker, model = experiment.worker, experiment.worker.task.model
+    clock = Clock(with_memory)
+    with tempfile.TemporaryDirectory() as folder:
+        run(experiment, Path(folder), clock.end_round)
+        saved = CheckpointFolder(Path(folder) / records.CHECKPOINT).load(CPU)
+    assert saved is not None
+    model.load(saved.state["params"])
+    accuracy = accuracy_of(model.module, worker.train.x, worker.train.y)
+    return Result(clock.rounds, experiment.count_steps(), accuracy, clock.peaks)
+
+
+def run_ours(work: Workload, data: Split, engine: str = "ours", with_memory: bool = False) -> Result:
+    return run_experiment(make_experiment(work, data, ENGINES[engine]), with_memory)
+
+
+def run_bare(work: Workload, data: Split, with_memory: bool = False) -> Result:
+    """What one writes by hand: copy the model for each client, train the copy, average the parameters."""
+    model = make_network(work)
+    indices = torch.arange(len(data)).view(work.num_clients, work.samples)
+    steps = 0
+    clock = Clock(with_memory)
+    for _ in range(work.rounds):
+        total = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        for client in torch.randperm(work.num_clients)[: work.cohort].tolist():
+            local = copy.deepcopy(model)
+            steps += train_bare(local, work, data, indices[client])
+            for sum_, (name, parameter) in zip(total, local.named_parameters(), strict=True):
+                sum_ += averaged(name, parameter.detach()) / work.cohort
+        with torch.no_grad():
+            for (name, parameter), mean in zip(model.named_parameters(), total, strict=True):
+                parameter.copy_(mean.log() if name.endswith(LOG_VARIANCE) else mean)
+        clock.end_round()
+    return Result(clock.rounds, steps, accuracy_of(model, data.x, data.y), clock.peaks)
+
+
+def train_bare(local: nn.Module, work: Workload, data: Split, indices: Tensor) -> int:
+    """The number of steps taken."""
+    local.train()
+    optimizer = torch.optim.SGD(local.parameters(), lr=work.lr)
+    steps = 0
+    for _ in range(work.epochs):
+        for batch in torch.split(indices[torch.randperm(len(indices))], work.batch_size):
+            optimizer.zero_grad()
+            loss_of(work, local, data.x[batch], data.y[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            steps += 1
+    return steps
+
+
+def averaged(name: str, parameter: Tensor) -> Tensor:
+    """Means are averaged as they are, variances in place of their logarithms."""
+    return parameter.exp() if name.endswith(LOG_VARIANCE) else parameter
+
+
+def load_data(work: Workload) -> Split:
+    return Split(*make_data(work))
+
+
+def take_turns(loops: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
+    """What each loop gives back, one after the other again and again; the first time does not count."""
+    found: dict[str, list[T]] = {name: [] for name in loops}
+    for _ in range(repeats + 1):
+        for name, loop in loops.items():
+            found[name].append(loop())
+    return {name: results[1:] for name, results in found.items()}
+
+
+def compare(loops: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each loop."""
+    return take_turns({name: partial(seconds_of, loop) for name, loop in loops.items()}, repeats)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def divide(first: Iterable[float], second: Iterable[float]) -> list[float]:
+    return [a / b for a, b in zip(first, second, strict=True)]
+
+
+def describe(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.3f} (median of {len(ratios)}, {min(ratios):.3f} to {max(ratios):.3f})"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    loop, work = sys.argv[1], Workload(**json.loads(sys.argv[2]))
+    data = load_data(work)
+    print_result(run_bare(work, data, True) if loop == "bare" else run_ours(work, data, loop, True))
+
+
+if __name__ == "__main__":
+    main()
