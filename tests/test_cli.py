@@ -160,6 +160,7 @@ def test_unwritable_place_is_one_sentence(bfl_run: BflRun, tmp_path: Path) -> No
     assert "Traceback" not in result.err
 
 
+@pytest.mark.slow
 def test_own_dataset_model_and_method_without_touching_the_package(bfl_run: BflRun, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(
         """

@@ -63,7 +63,7 @@ def test_costs(tmp_path: Path) -> None:
     assert "| fedlpa_released, seed 0 | 7.16 | 70.0 | 5.5 |" in text
 
 
-@pytest.mark.parametrize("command", ["table1", "figure2", "figure4"])
+@pytest.mark.parametrize("command", ["table1", pytest.param("figure4", marks=pytest.mark.slow)])
 def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     done = call_script("fedlpa", command, "--runs", ".", cwd=tmp_path)
     assert done.returncode == 1

@@ -122,7 +122,7 @@ def test_figures_of_searches_and_learning_curves(tmp_path: Path) -> None:
     assert fola("figure9", "--best-over", "local.epochs", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["table2", "figure10", "figure12"])
+@pytest.mark.parametrize("command", ["figure12", pytest.param("figure10", marks=pytest.mark.slow)])
 def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     done = fola(command, "--runs", ".", cwd=tmp_path)
     assert done.returncode == 1

@@ -55,7 +55,8 @@ def test_kill_and_resume(undisturbed: bytes, tmp_path: Path) -> None:
     assert (only_folder(tmp_path) / "metrics.csv").read_bytes() == undisturbed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_says_so_and_resumes(undisturbed: bytes, tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path)
     wait_for_rounds(process, 4)

@@ -85,6 +85,7 @@ def test_a_point_that_is_there_twice_is_run_once(plain: dict[str, bytes], tmp_pa
     assert (folder / records.METRICS).read_bytes() == plain[f"{folder.name}/{records.METRICS}"]
 
 
+@pytest.mark.slow
 def test_where_a_launcher_gives_up_the_folders_tell(bfl_run: BflRun, monkeypatch: pytest.MonkeyPatch) -> None:
     basic: Any = Plugins.instance().class_name_to_class["hydra._internal.core_plugins.basic_launcher.BasicLauncher"]
     launch = basic.launch

@@ -53,6 +53,7 @@ def test_table_1_reads_the_partition(tmp_path: Path) -> None:
     assert "| HAR | 2 | 30 | 15 | 5 | 30 | 15000 | 500 | 56 |" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["figure2", "figure3"])
 def test_curves(name: str, tmp_path: Path) -> None:
     for beta in ("1e-5", "1e-3"):
