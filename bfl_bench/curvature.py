@@ -9,6 +9,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from bfl_bench.errors import ConfigError
 from bfl_bench.flat import FlatModel
+from bfl_bench.kronecker import find_layers, inputs_and_slopes
 from bfl_bench.method import Client, Task
 from bfl_bench.posterior import project
 
@@ -16,8 +17,28 @@ Fisher = Literal["batch_gradient", "per_sample"]
 """Squares of the gradients of minibatch means, or of single examples (the diagonal of the empirical Fisher)."""
 
 
-def mean_squared_gradient(model: FlatModel, x: Tensor, y: Tensor, chunk_size: int = 16) -> Tensor:
+def mean_squared_gradient(model: FlatModel, x: Tensor, y: Tensor, chunk_size: int = 32) -> Tensor:
     """Mean over examples of the squared gradient of the cross-entropy at the parameters the model holds, (P,)."""
+    try:
+        layers = find_layers(model)
+        total = torch.zeros_like(model.gradient)
+        for part_x, part_y in zip(torch.split(x, chunk_size), torch.split(y, chunk_size), strict=True):
+            for layer, inputs, slopes in inputs_and_slopes(model, layers, part_x, part_y):
+                layer.write(total, layer.read(total) + _sum_of_squares(inputs, slopes))
+        return total / len(y)
+    except ConfigError:  # other layers than linear and convolutional ones, or one used twice
+        return _differentiate_singly(model, x, y, chunk_size)
+
+
+def _sum_of_squares(inputs: Tensor, slopes: Tensor) -> Tensor:
+    """Over examples: of the entries of their gradients (out, in + 1)."""
+    if inputs.shape[1] == 1:  # one position: an outer product, whose square is that of the squares
+        return slopes[:, 0].square().T @ inputs[:, 0].square()
+    return (slopes.mT @ inputs).square().sum(0)
+
+
+def _differentiate_singly(model: FlatModel, x: Tensor, y: Tensor, chunk_size: int) -> Tensor:
+    """The same for any network: a gradient of its own for every example."""
     trainable = {name: value.detach() for name, value in model.module.named_parameters() if value.requires_grad}
 
     def loss(parameters: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:

@@ -93,25 +93,35 @@ def factors(
     model.module.eval()
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     num_examples = len(client)
-    with _recorded(layers) as recorded:
-        for positions in torch.split(torch.arange(num_examples, device=vector.device), _EXAMPLES_AT_ONCE):
-            x, y = client.gather(positions, rng)
-            loss = F.cross_entropy(model(x), y, reduction="sum")  # so that examples do not share a 1/n
-            slopes_of = torch.autograd.grad(loss, [recorded[layer.name][1] for layer in layers])
-            for layer, gradients in zip(layers, slopes_of, strict=True):
-                inputs = recorded[layer.name][0]
-                rows = layer.rows(inputs).flatten(0, 1)
-                num_positions = len(rows) // len(y)
-                slopes = gradients.flatten(2).transpose(1, 2).flatten(0, 1) if gradients.dim() == 4 else gradients
-                a, b = rows.T @ rows / num_examples, slopes.T @ slopes / (num_examples * num_positions)
-                if split == "released":
-                    a, b = a / num_positions**2, b * num_positions**2
-                old_a, old_b = sums.get(layer.name, (torch.zeros_like(a), torch.zeros_like(b)))
-                sums[layer.name] = (old_a.add_(a), old_b.add_(b))
+    for positions in torch.split(torch.arange(num_examples, device=vector.device), _EXAMPLES_AT_ONCE):
+        x, y = client.gather(positions, rng)
+        for layer, inputs, slopes in inputs_and_slopes(model, layers, x, y):
+            num_positions = inputs.shape[1]
+            inputs, slopes = inputs.flatten(0, 1), slopes.flatten(0, 1)
+            a, b = inputs.T @ inputs / num_examples, slopes.T @ slopes / (num_examples * num_positions)
+            if split == "released":
+                a, b = a / num_positions**2, b * num_positions**2
+            old_a, old_b = sums.get(layer.name, (torch.zeros_like(a), torch.zeros_like(b)))
+            sums[layer.name] = (old_a.add_(a), old_b.add_(b))
     return sums
 
 
 _EXAMPLES_AT_ONCE = 256
+
+
+def inputs_and_slopes(
+    model: FlatModel, layers: list[Layer], x: Tensor, y: Tensor
+) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+    """Of every layer its inputs (n, positions, in + 1), and each example's gradient at its outputs (n, positions, out).
+
+    The gradient of example i with respect to M is the sum over positions of slopes[i] inputs[i]^T.
+    """
+    with _recorded(layers) as recorded:
+        loss = F.cross_entropy(model(x), y, reduction="sum")  # so that examples do not share a 1/n
+        gradients = torch.autograd.grad(loss, [recorded[layer.name][1] for layer in layers])
+    for layer, gradient in zip(layers, gradients, strict=True):
+        slopes = gradient.flatten(2).transpose(1, 2) if gradient.dim() == 4 else gradient[:, None]
+        yield layer, layer.rows(recorded[layer.name][0]), slopes
 
 
 @contextmanager
@@ -121,6 +131,8 @@ def _recorded(layers: list[Layer]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]
     names: dict[nn.Module, str] = {layer.module: layer.name for layer in layers}
 
     def on_forward(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if names[module] in recorded:
+            raise ConfigError("model", f"{names[module]}: {module}", "networks that use each of their layers once")
         recorded[names[module]] = (arguments[0].detach(), output)
         return output.clone()  # what follows may work in place
 

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from bfl_bench.curvature import diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
 from bfl_bench.errors import ConfigError
+from bfl_bench.flat import FlatModel
 from bfl_bench.local import full_gradient
 from tests.federation import generator, make_clients, make_task, random_start
 
@@ -98,3 +99,39 @@ def test_eigenvalues_that_rounding_made_are_zero() -> None:
     values = eigenvalues(hessian)
     assert (values[:197] == 0).all()
     torch.testing.assert_close(values[197:], torch.linalg.eigvalsh(roots.T @ roots), rtol=1e-4, atol=0)
+
+
+class Twice(nn.Module):
+    """A layer that is used twice: its gradient is a sum of two, which the squares of the parts do not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.shared(torch.tanh(self.shared(x.flatten(1)))))
+
+
+@pytest.mark.parametrize("kind", ["convolutions", "no bias", "twice", "normalised"])
+def test_squares_of_single_gradients_whatever_the_layers(kind: str) -> None:
+    torch.manual_seed(0)
+    side = [1, 6] if kind in ("twice", "no bias") else [2, 9]
+    modules: dict[str, nn.Module] = {
+        "convolutions": nn.Sequential(
+            nn.Conv2d(2, 3, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(3, 4, 2, dilation=2),
+            nn.Flatten(),
+            nn.Linear(36, 3),
+        ),
+        "no bias": nn.Sequential(nn.Flatten(), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)),
+        "twice": Twice(),
+        "normalised": nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(147, 3)),
+    }
+    model = FlatModel(modules[kind], torch.device("cpu"))
+    x = torch.randn(7, 1, *side) if side[0] == 1 else torch.randn(7, side[0], side[1], side[1])
+    y = torch.randint(0, 3, (7,))
+    expected = torch.zeros_like(model.gradient)
+    for i in range(7):
+        expected += model.backward(cross_entropy(model(x[i : i + 1]), y[i : i + 1])).square() / 7
+    torch.testing.assert_close(mean_squared_gradient(model, x, y, chunk_size=3), expected, rtol=1e-4, atol=1e-8)
