@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bfl_bench import local as local_module
 from bfl_bench.data.dataset import Split
-from bfl_bench.local import Trained, minibatches, train_sgd
+from bfl_bench.local import Tally, Trained, minibatches, train_sgd
 from bfl_bench.method import Client, Task
 from tests.federation import NUM_CLASSES, generator, make_clients, make_task, random_start
 
@@ -265,3 +265,17 @@ def test_sequences_train_as_their_positions_would() -> None:
     assert trained.metrics["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
     right = weight.detach()[x.flatten()].argmax(1) == y.flatten()
     assert trained.metrics["train_acc"] == pytest.approx(right.double().mean().item())
+
+
+def test_training_metrics_are_means_over_all_examples_however_many_minibatches() -> None:
+    """They are counted 64 minibatches at a time; the last one is smaller."""
+    tally = Tally(torch.device("cpu"))
+    torch.manual_seed(0)
+    logits, y = torch.randn(131, 3), torch.randint(0, 3, (131,))
+    sizes = [1] * 129 + [2]
+    for part, labels in zip(logits.split(sizes), y.split(sizes), strict=True):
+        tally.add(nn.functional.cross_entropy(part, labels), part, labels)
+    assert tally.result() == {
+        "train_loss": pytest.approx(nn.functional.cross_entropy(logits.double(), y).item(), rel=1e-6),
+        "train_acc": (logits.argmax(1) == y).double().mean().item(),
+    }
