@@ -109,10 +109,11 @@ def mean_hessian(task: Task, vector: Tensor, client: Client, rng: torch.Generato
 def eigenvalues(hessian: Tensor) -> Tensor:
     """In ascending order; those that cannot be told from zero are zero.
 
-    A softmax network has many that are zero, and rounding would give each a value of its own.
+    A softmax network has many that are zero, and rounding would give each a value of its own. Rounded entries move an
+    eigenvalue by at most eps times the Frobenius norm; ten times that leaves room for sums and the algorithm.
     """
     values: Tensor = torch.linalg.eigvalsh(hessian)
-    values[values < values[-1] * len(values) * torch.finfo(values.dtype).eps] = 0  # as for the rank of a matrix
+    values[values < 10 * torch.finfo(values.dtype).eps * torch.linalg.matrix_norm(hessian)] = 0
     return values
 
 
