@@ -68,7 +68,7 @@ class BflSweeper(BasicSweeper):
 
 
 def spread(points: Sequence[Any], num: int) -> list[Any]:
-    """So many of the points, in order: the first, and others of which no two agree in all that is swept slowly."""
+    """So many of the points, in order: the first, and others all over the sweep, so that every axis varies."""
     golden = (5**0.5 - 1) / 2
     chosen = sorted(range(len(points)), key=lambda index: index * golden % 1)[:num]
     return [points[index] for index in sorted(chosen)]

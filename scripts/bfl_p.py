@@ -165,7 +165,7 @@ def seconds_per_round(run: Run) -> float:
 
 
 def make_table2(arguments: Namespace) -> None:
-    """The datasets: what the paper prints and what is read."""
+    """The datasets as the paper lists them."""
     from bfl_bench.data.images import SHAPES
 
     sizes = {"fashion_mnist": (60_000, 10_000), "cifar10": (50_000, 10_000), "svhn": (73_257, 26_032)}

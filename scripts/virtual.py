@@ -159,7 +159,7 @@ def make_curves(figure_name: str, arguments: Namespace) -> None:
             _, run = best(members, "mt_acc")
             for i, name in enumerate(panels):
                 values = run.column(name)
-                grid[i, j].plot(run.column("round"), values, color=color, lw=1, label=method)
+                grid[i, j].plot(*zip(*run.curve(name), strict=True), color=color, lw=1, label=method)
                 cells.append({"dataset": dataset, "method": method, "quantity": name, "last": values[-1]})
         for i, (name, label) in enumerate(panels.items()):
             scale = "log" if name.endswith("loss") else "linear"
@@ -188,7 +188,7 @@ def make_figure2(arguments: Namespace) -> None:
             values, color = run.column(name), colormaps["viridis"](number / max(1, len(betas) - 1))
             window = min(20, len(values))
             smooth = np.convolve(values, np.ones(window) / window, mode="valid")
-            axes.plot(run.column("round"), values, color=color, lw=0.5, alpha=0.5)
+            axes.plot(*zip(*run.curve(name), strict=True), color=color, lw=0.5, alpha=0.5)
             axes.plot(range(window, len(values) + 1), smooth, color=color, lw=2, label=f"beta {beta:g}")
             cells.append({"beta": beta, "quantity": label, "last": values[-1], "smallest": min(values)})
         axes.set(xlabel="round", ylabel=label, yscale="log")

@@ -152,7 +152,7 @@ def test_the_papers_tables_and_figures_are_there() -> None:
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("fola_figure5", "fola_figure5/offline"),
+        ("fola_figure5", "fola/offline"),
         ("virtual_table2", "virtual/vsn"),
         ("ba_bfl_table1", "ba_bfl/wb_2"),
         ("fedlpa_table2", "fedlpa/classes_2"),

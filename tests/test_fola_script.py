@@ -98,10 +98,10 @@ def test_figures_of_searches_and_learning_curves(tmp_path: Path) -> None:
         for epochs in (1, 5):
             make_runs(out, "experiment=fola_figure3", f"method={method}", f"local.epochs={epochs}", seeds=2, rounds=1)
     for row in ("fola", "offline", "fedavg"):
-        make_runs(out, "experiment=fola_figure5", f"row=fola_figure5/{row}", seeds=2)
+        make_runs(out, "experiment=fola_figure5", f"row=fola/{row}", seeds=2)
     for row, epochs in (("fola", 1), ("fola", 20), ("fedavg", 1), ("fedcurv_100", 1)):
-        make_runs(out, "experiment=fola_figure6", f"row=fola_figure6/{row}", f"local.epochs={epochs}")
-    make_runs(out, "experiment=fola_figure9", "row=fola_figure9/average")
+        make_runs(out, "experiment=fola_figure6", f"row=fola/{row}", f"local.epochs={epochs}")
+    make_runs(out, "experiment=fola_figure9", "row=fola/average")
     for number in (2, 3, 4, 5, 6, 8, 9):
         where = ["--where", "local.epochs=20"] if number == 9 else []
         done = fola(f"figure{number}", *where, cwd=tmp_path)

@@ -1,5 +1,6 @@
 """Progress and limits of sweeps, scales, made-up data."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_a_sweep_announces_its_points_and_skips_what_is_done(bfl_run: BflRun) ->
     assert "[2/2, at most about " in done.out
     again = bfl_run("-m", *SMALL, "method=fedavg", "rounds=1", "seed=0,1,2", "hydra.sweeper.limit=2")
     assert "2 of the 3 points of the sweep" in again.out
-    assert "1 skipped" in again.out or "2 skipped" in again.out
+    assert "1 done, 1 skipped" in again.out  # seeds 2 and 0
 
 
 def test_only_tables_and_figures_have_a_scale_cpu(bfl_run: BflRun) -> None:
@@ -48,7 +49,7 @@ def test_scale_is_no_part_of_what_a_run_is_but_made_up_data_are() -> None:
     short = resolve("experiment=fola_table2", "row=fola_table2/fola", "scale=cpu")
     same = resolve(
         *("experiment=fola_table2", "row=fola_table2/fola", "rounds=5", "local.epochs=1", "dataset.flip=false"),
-        *("dataset.crop_padding=0", "dataset.autoaugment=false", "dataset.cutout=0"),
+        *("dataset.crop_padding=0", "dataset.autoaugment=false", "dataset.cutout=0", "eval.batch_size=250"),
     )
     assert folder_name(short) == folder_name(same)
     assert folder_name(resolve("data_dir=made-up")) != folder_name(resolve())
@@ -59,7 +60,7 @@ def test_scale_is_no_part_of_what_a_run_is_but_made_up_data_are() -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_has_a_stand_in_that_is_the_same_each_time(name: str) -> None:
     first, second = made_up.make(name), made_up.make(name)
-    assert str(first) == str(second)
+    assert pickle.dumps(first) == pickle.dumps(second)
 
 
 def test_a_folder_that_only_ends_in_that_name_is_a_folder(tmp_path: Path) -> None:

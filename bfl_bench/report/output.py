@@ -134,12 +134,11 @@ def describe_notes(notes: Sequence[str]) -> str:
 
 def draw_curve(axes: "Axes", group: Group, column: str, factor: float = 100, **style: Any) -> None:
     """The mean of a column over seeds, round by round, with a band of one standard deviation."""
-    rounds = group.runs[0].column("round")
-    curves = [run.column(column) for run in group.runs]
+    curves = [run.curve(column) for run in group.runs]
     if not all(curves):
         return
-    rounds = rounds[-len(curves[0]) :] if len(curves[0]) < len(rounds) else rounds
-    found = [summarise([factor * value for value in values]) for values in zip(*curves, strict=True)]
+    rounds = [round_ for round_, _ in curves[0]]
+    found = [summarise([factor * value for _, value in points]) for points in zip(*curves, strict=True)]
     means = [stats.mean for stats in found]
     axes.plot(rounds, means, lw=1.3, marker="o" if len(rounds) == 1 else None, **style)
     if len(curves) > 1:

@@ -38,10 +38,13 @@ class Run:
         rows = records.read_table(self.folder / records.TIMING)
         return statistics.fmean((row["client_seconds"] or 0) + (row["server_seconds"] or 0) for row in rows)
 
-    def column(self, name: str) -> list[float]:
-        """A column of metrics.csv over the evaluated rounds, without the rounds that lack it."""
+    def curve(self, name: str) -> list[tuple[float, float]]:
+        """A column of metrics.csv with the rounds, without those that lack it."""
         rows = records.read_table(self.folder / records.METRICS)
-        return [value for row in rows if (value := row.get(name)) is not None]
+        return [(row["round"] or 0, value) for row in rows if (value := row.get(name)) is not None]
+
+    def column(self, name: str) -> list[float]:
+        return [value for _, value in self.curve(name)]
 
 
 class Stats(NamedTuple):
