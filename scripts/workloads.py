@@ -83,7 +83,7 @@ def make_experiment(
         train=data,
         test=Split(data.x[:1], data.y[:1]),
         augment=None,
-        client_indices=tuple(torch.arange(len(data)).view(work.num_clients, work.samples)),
+        client_indices=tuple(rows.clone() for rows in torch.arange(len(data)).view(work.num_clients, work.samples)),
         settings=EvalSettings(work.rounds, work.rounds + 1, 1000, 1, 1, 15, 0.0, {}, [], 2, []),
         seed=work.seed,
     )

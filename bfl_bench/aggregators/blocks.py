@@ -1,17 +1,20 @@
 """Apply a rule to what K clients sent: in float64, one block of columns after the other."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators.rules import Gaussian
+from bfl_bench.aggregators import rules
+from bfl_bench.aggregators.rules import Gaussian, Rows
 
 Rule = Callable[..., Gaussian]
 """(means (K, D), variances (K, D), weights (K,)) -> (mean (D,), variance (D,)); a random one takes `generator` too."""
 
-_BLOCK = 1 << 14  # columns: K times as many numbers in float64 are in use at a time, beside the inputs
+_BY_ROWS = {rules.eaa, rules.gaa, rules.aalv, rules.moments, rules.rklb, rules.cf, rules.wb}
+_ROW = 1 << 16  # columns at a time of a rule that goes over the clients one by one: half a megabyte in float64
+_MATRIX = 1 << 14  # of any other: K times as many numbers in float64 are in use beside the inputs
 
 
 def combine(
@@ -31,15 +34,33 @@ def combine(
     normalised = torch.tensor(weights, dtype=torch.float64, device=means[0].device)
     normalised /= normalised.sum()
     options = {"generator": rng} if "generator" in inspect.signature(rule).parameters else {}
-    results = [
-        rule(_stack(means, start), _stack(spreads, start, to_variance), normalised, **options)
-        for start in range(0, len(means[0]), _BLOCK)
-    ]
+    by_rows = getattr(rule, "func", rule) in _BY_ROWS
+    width = _ROW if by_rows else _MATRIX
+    take: Callable[..., Rows] = _Rows if by_rows else _stack
+    results = []
+    for start in range(0, len(means[0]), width):
+        columns = slice(start, start + width)
+        results.append(rule(take(means, columns), take(spreads, columns, to_variance), normalised, **options))
     if not results:
         return means[0].double(), spreads[0].double()  # no columns at all
     return torch.cat([mean for mean, _ in results]), torch.cat([variance for _, variance in results])
 
 
-def _stack(vectors: Sequence[Tensor], start: int, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    block = torch.stack([vector[start : start + _BLOCK] for vector in vectors]).double()
+class _Rows:
+    """Some columns of K vectors in float64, each client's in the memory of the one before, which stays in the cache."""
+
+    def __init__(
+        self, vectors: Sequence[Tensor], columns: slice, change: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self._vectors, self._columns, self._change = vectors, columns, change
+
+    def __iter__(self) -> Iterator[Tensor]:
+        row = torch.empty_like(self._vectors[0][self._columns], dtype=torch.float64)
+        for vector in self._vectors:
+            row.copy_(vector[self._columns])
+            yield row if self._change is None else self._change(row)
+
+
+def _stack(vectors: Sequence[Tensor], columns: slice, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    block = torch.stack([vector[columns] for vector in vectors]).double()
     return block if change is None else change(block)

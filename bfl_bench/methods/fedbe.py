@@ -102,7 +102,7 @@ class FedBe(PointMethod):
         def collect() -> None:
             step = next(steps)
             if step > self.swa_start and step % self.swa_every == 0:
-                collected.add(task.model.vector, 1.0)
+                collected.add(task.model.vector.clone(), 1.0)
 
         loss = 0.0
         for _ in range(self.epochs):

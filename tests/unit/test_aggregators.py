@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.aggregators import WeightedMean, points, step_towards
 from tests.federation import generator
 
 VECTORS = torch.randn(4, 50, generator=generator()) * torch.tensor([1.0, 100.0, 1e-3, 5.0])[:, None] + 2
@@ -29,6 +29,27 @@ def test_equals_numpy() -> None:
     assert result.dtype == torch.float64
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-13, atol=1e-13)  # sums of four in float64
     assert torch.equal(VECTORS, kept)
+
+
+@pytest.mark.parametrize("num", [1, 7, 8, 9, 20])
+def test_the_sum_is_that_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch, num: int) -> None:
+    """Bit for bit, however many are added together and whatever the length of a piece."""
+    monkeypatch.setattr(points, "_PIECE", 4)
+    generator = torch.Generator().manual_seed(num)
+    vectors = [torch.randn(10, generator=generator) for _ in range(num)]
+    mean, total = WeightedMean(), torch.zeros(10, dtype=torch.float64)
+    for k, vector in enumerate(vectors):
+        mean.add(vector, 1.0 + k)
+        total.add_(vector.double(), alpha=1.0 + k)
+    assert torch.equal(mean.result(), total / sum(range(1, num + 1)))
+
+
+def test_a_matrix_and_a_number() -> None:
+    for shape in ((2, 3), (), (0,)):
+        mean = WeightedMean()
+        for value in (1.0, 4.0):
+            mean.add(torch.full(shape, value), 1.0)
+        assert torch.equal(mean.result(), torch.full(shape, 2.5, dtype=torch.float64))
 
 
 def test_asking_twice_and_adding_more() -> None:

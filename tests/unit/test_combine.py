@@ -44,10 +44,15 @@ class Spy:
         return eaa(means, variances, weights)
 
 
+def set_block(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    for name in ("_ROW", "_MATRIX"):
+        monkeypatch.setattr(blocks, name, columns)
+
+
 @pytest.mark.parametrize("rule", [*DETERMINISTIC, alpha])
 @pytest.mark.parametrize(("columns", "block"), [(10, 3), (9, 3), (2, 3), (10, 1)])
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, rule: Rule, columns: int, block: int) -> None:
-    monkeypatch.setattr(blocks, "_BLOCK", block)
+    set_block(monkeypatch, block)
     means, variances = make_vectors(columns)
     result = combine(rule, means, variances, SIZES, generator())
     expected = rule(torch.stack(means), torch.stack(variances), NORMALISED)
@@ -59,7 +64,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, rule: Rule, colu
 
 
 def test_every_column_once_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_BLOCK", 4)
+    set_block(monkeypatch, 4)
     spy = Spy()
     means, variances = make_vectors(10)
     combine(spy, means, variances, SIZES, generator())
@@ -70,13 +75,22 @@ def test_every_column_once_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_more_columns_than_a_block_holds() -> None:
     """At its real size: the last block of two is short."""
-    columns = blocks._BLOCK + 5
+    columns = blocks._MATRIX + 5
     means, variances = make_vectors(columns)
     spy = Spy()
     mean, variance = combine(spy, means, variances, SIZES, generator())
     assert len(spy.calls) == 2
     np.testing.assert_allclose(mean, np.average(np.stack(means), axis=0, weights=SIZES), rtol=0, atol=1e-14)
     np.testing.assert_allclose(variance, np.average(np.stack(variances), axis=0, weights=SIZES), rtol=1e-14)
+
+
+@pytest.mark.parametrize("rule", DETERMINISTIC)
+def test_inputs_stay_as_they_are(rule: Rule) -> None:
+    """In float64 too, where a conversion is no copy."""
+    means, variances = make_vectors(5)
+    kept = [vector.clone() for vector in (*means, *variances)]
+    combine(rule, means, variances, SIZES, generator(), to_variance=torch.square)
+    assert all(torch.equal(vector, before) for vector, before in zip((*means, *variances), kept, strict=True))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 12345.0])
@@ -139,7 +153,7 @@ def test_a_deterministic_rule_draws_nothing(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", [ppa, functools.partial(ppa, num_samples=50, unbiased=True)])
 def test_a_random_rule_draws_from_the_generator(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
-    monkeypatch.setattr(blocks, "_BLOCK", 2)
+    set_block(monkeypatch, 2)
     means, variances = make_vectors(5)
     rng = generator(1)
     first = combine(rule, means, variances, SIZES, rng)
@@ -152,7 +166,7 @@ def test_a_random_rule_draws_from_the_generator(monkeypatch: pytest.MonkeyPatch,
 
 def test_blocks_have_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """One generator goes on from block to block, in order."""
-    monkeypatch.setattr(blocks, "_BLOCK", 2)
+    set_block(monkeypatch, 2)
     means, variances = make_vectors(2)
     doubled = [vector.repeat(2) for vector in means], [vector.repeat(2) for vector in variances]
     mean, _ = combine(ppa, *doubled, SIZES, generator(1))
