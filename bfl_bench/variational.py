@@ -25,11 +25,11 @@ class Prior:
 
         def add_gradient(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             log_variance = parameters[layout.log_variances]
-            widen = 0.5 * ((settings.clamp(log_variance) + self.log_precision).exp() - 1)
+            widen = (settings.clamp(log_variance) + self.log_precision).exp_().sub_(1)
             if (passes := settings.passes_gradient(log_variance)) is not None:
                 widen *= passes
-            gradient[layout.means].add_((parameters[layout.means] - self.mean) * precision, alpha=scale)
-            gradient[layout.log_variances].add_(widen, alpha=scale)
+            gradient[layout.means].addcmul_(parameters[layout.means] - self.mean, precision, value=scale)
+            gradient[layout.log_variances].add_(widen, alpha=0.5 * scale)
 
         return add_gradient
 

@@ -5,7 +5,7 @@
 The sections, all of them where none is named: A to D are workloads, where ours, ours with two worker processes, and the
 bare loop take turns on one thread each, and a round's time is the mean over all rounds but the first. E is aggregation
 alone, `growth` the time against clients, steps and parameters, `startup` the commands and the memory of A, `many` ten
-thousand clients.
+thousand clients, `stacked` what training a cohort as one network would gain.
 
 With --peers Flower and pfl take turns too, in virtual environments DIR/flower and DIR/pfl that are made where they are
 missing: with `pip install`, and a file outer.pth, by which they find this environment's torch, and all else that they
@@ -28,6 +28,7 @@ import torch
 from aggregation import FULL_SIZES, RULES, SIZES, Cost
 from jobs import PEERS, Job, call, describe_versions, make_peer, run_here, run_job
 from peers.work import Result, Workload, make_network
+from stacked import WORKS, minibatches, one_by_one, stacked
 from workloads import WORKERS, WORKLOADS, compare, divide, load_data, run_bare, run_ours, take_turns
 
 from bfl_bench.records import write_text
@@ -105,12 +106,15 @@ def measure_workload(name: str, options: argparse.Namespace) -> Section:
     return Section(text, {f"{name} {loop}": statistics.median(found) for loop, found in relative.items()})
 
 
+def describe_network(work: Workload) -> str:
+    return f"MLP {work.side**2}-{work.hidden}-{work.hidden}-10" if work.network == "mlp" else "LeNet"
+
+
 def describe_work(work: Workload) -> str:
-    network = f"MLP {work.side**2}-{work.hidden}-{work.hidden}-10" if work.network == "mlp" else "LeNet"
     return (
-        f"{network}{' with Bayesian linear layers' if work.bayesian else ''}, {work.cohort} of {work.num_clients} "
-        f"clients, {work.samples} samples each, epochs: {work.epochs}, batches of {work.batch_size}, "
-        f"{work.rounds} rounds"
+        f"{describe_network(work)}{' with Bayesian linear layers' if work.bayesian else ''}, "
+        f"{work.cohort} of {work.num_clients} clients, {work.samples} samples each, epochs: {work.epochs}, "
+        f"batches of {work.batch_size}, {work.rounds} rounds"
     )
 
 
@@ -226,6 +230,23 @@ def measure_many(options: argparse.Namespace) -> Section:
     return Section(text + markdown(head, rows), {})
 
 
+def measure_stacked(options: argparse.Namespace) -> Section:
+    rows = []
+    for work in WORKS:
+        work = replace(work, samples=work.batch_size) if options.small else work
+        network, batches = make_network(work), minibatches(work)
+        loops: dict[str, Callable[[], object]] = {
+            "stacked": partial(stacked, work, network, batches),
+            "one by one": partial(one_by_one, work, network, batches),
+        }
+        seconds = compare(loops, options.repeats)
+        parameters = sum(parameter.numel() for parameter in network.parameters())
+        rows.append([describe_network(work), str(parameters), str(work.cohort), str(work.batch_size)])
+        rows[-1].append(spread(divide(seconds["stacked"], seconds["one by one"]), 2))
+    head = ["network", "parameters", "clients", "batch", "stacked / one by one"]
+    return Section("## Clients stacked by vmap\n\n" + markdown(head, rows), {})
+
+
 def draw(bars: dict[str, float], path: Path) -> None:
     import matplotlib
 
@@ -253,6 +274,7 @@ def main() -> None:
         "growth": measure_growth,
         "startup": measure_startup,
         "many": measure_many,
+        "stacked": measure_stacked,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(sections)}; none: all")

@@ -19,6 +19,7 @@ sys.path.insert(
 
 import aggregation
 import benchmark
+import stacked
 import workloads
 from peers.work import Workload, client_data, make_data, make_network
 
@@ -40,6 +41,15 @@ def test_networks_are_the_same_function_from_the_same_start(work: Workload) -> N
         torch.manual_seed(1)  # the same noise
         outputs.append(network(data.x))
     torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize("work", [TINY, LENET])
+def test_stacked_clients_end_where_single_ones_do(work: Workload) -> None:
+    network, batches = make_network(work), stacked.minibatches(replace(work, num_clients=work.cohort))
+    together = stacked.stacked(work, network, batches)
+    for client, parameters in enumerate(stacked.one_by_one(work, network, batches)):
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(together[name][client], parameter, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("work", [TINY, BAYESIAN], ids=["point", "bayesian"])
