@@ -101,5 +101,8 @@ def peak_memory_mb(device: torch.device) -> float:
     """The peak of what was allocated on the GPU, where the run uses one, or of this process's resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
+    if sys.platform == "linux":  # where getrusage starts from the peak of the process that started this one
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
