@@ -5,7 +5,8 @@
 The sections, all of them where none is named: A to D are workloads, where ours, ours with two worker processes, and the
 bare loop take turns on one thread each, and a round's time is the mean over all rounds but the first. E is aggregation
 alone, `growth` the time against clients, steps and parameters, `startup` the commands and the memory of A, `many` ten
-thousand clients, `stacked` what training a cohort as one network would gain.
+thousand clients, `cores` what two jobs at once lose to one another, `stacked` what training a cohort as one network
+would gain.
 
 With --peers Flower and pfl take turns too, in virtual environments DIR/flower and DIR/pfl that are made where they are
 missing: with `pip install`, and a file outer.pth, by which they find this environment's torch, and all else that they
@@ -20,6 +21,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -230,6 +232,28 @@ def measure_many(options: argparse.Namespace) -> Section:
     return Section(text + markdown(head, rows), {})
 
 
+def measure_cores(options: argparse.Namespace) -> Section:
+    """Two whole jobs at once against one: what no engine with two workers can beat."""
+
+    def seconds_of_jobs(work: Workload, num: int) -> float:
+        with ThreadPoolExecutor(num) as pool:
+            jobs = pool.map(lambda _: run_job(sys.executable, "workloads.py", "ours", work=work), range(num))
+            return max(job.result.seconds for job in jobs)
+
+    rows = []
+    for name in ("A", "C"):
+        work = shrink(WORKLOADS[name]) if options.small else WORKLOADS[name]
+        loops = {num: partial(seconds_of_jobs, work, num) for num in (1, WORKERS)}
+        seconds = take_turns({str(num): loop for num, loop in loops.items()}, options.repeats)
+        slower = divide(seconds[str(WORKERS)], seconds["1"])
+        rows.append([name, spread(slower, 2), f"{statistics.median(slower) / WORKERS:.2f}"])
+    text = (
+        f"## What the cores give\n\n{WORKERS} jobs at once, each with a core of its own, share caches and memory: "
+        "how much longer a round takes than with one job alone, and so the least that `processes / ours` can be.\n\n"
+    )
+    return Section(text + markdown(["workload", f"{WORKERS} jobs / one", "least ratio"], rows), {})
+
+
 def measure_stacked(options: argparse.Namespace) -> Section:
     rows = []
     for work in WORKS:
@@ -274,6 +298,7 @@ def main() -> None:
         "growth": measure_growth,
         "startup": measure_startup,
         "many": measure_many,
+        "cores": measure_cores,
         "stacked": measure_stacked,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -187,14 +187,15 @@ def changes(paper: Paper, groups: Iterable[Group]) -> Config:
 def describe_scale(experiment: str, groups: Iterable[Group]) -> str:
     """What runs have otherwise than the paper's setting, of all that conf/scale/of/EXPERIMENT_cpu.yaml shortens.
 
-    What the rows of an experiment set each for itself is not among it: tables show that.
+    What the rows of an experiment set each for itself is not among it: tables show that. Nor is how many examples are
+    evaluated at once, which changes no result.
     """
     folder = records.config_folder()
     content = yaml.safe_load((folder / "experiment" / f"{experiment}.yaml").read_text())
     rows = content.get("hydra", {}).get("sweeper", {}).get("params", {}).get("row", "")
     own = [key for row in rows.split(",") if row for key in read_conf(folder / "row" / f"{row}.yaml")]
     expected = read_conf(folder / "config.yaml") | read_conf(folder / "experiment" / f"{experiment}.yaml")
-    shortened = without(read_conf(folder / "scale" / "of" / f"{experiment}_cpu.yaml"), own)
+    shortened = without(read_conf(folder / "scale" / "of" / f"{experiment}_cpu.yaml"), [*own, "eval.batch_size"])
     found: dict[str, set[str]] = {}
     for group in groups:
         for key in shortened:
