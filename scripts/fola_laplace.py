@@ -162,6 +162,7 @@ def find_points(runs: Iterable[Run], optima: Mapping[str, Run]) -> list[Point]:
 
 def make_figure12(arguments: Namespace) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
     from scipy.stats import spearmanr
 
     def keep(config: Config) -> bool:
@@ -182,7 +183,7 @@ def make_figure12(arguments: Namespace) -> None:
         there = {point.kind for point in points if point.alpha == alpha}
         line = f"bfl-run -m experiment=fola_figure12 partition.alpha={alpha} given.posterior={run.folder}"
         if "AE" not in there:
-            notes.append(f"no AE at alpha {alpha}. To make it: `{line}`")
+            notes.append(f"no AE at alpha {alpha}. To make it: `{line} local.epochs=1,5,20`")
         if "LF" not in there:
             line += f" given.start={run.folder} rounds=1 local.epochs=1,2,5,10,20"
             notes.append(f"no LF at alpha {alpha}. To make it: `{line} row=fola_figure12/full,fola_figure12/fedavg`")
@@ -197,7 +198,13 @@ def make_figure12(arguments: Namespace) -> None:
             label = f"{point.method}, alpha {point.alpha}"
             style = {"color": f"C{alphas.index(point.alpha)}", "marker": markers[point.method]}
             axes.scatter(point.distance, point.accuracy, label=label, **style)
-        axes.set(xscale="log", xlabel=f"{kind}: distance to the known posterior", ylabel=f"{name} accuracy (%)")
+            offset = {"xytext": (4, 3), "textcoords": "offset points"}
+            axes.annotate(f"{point.epochs}", (point.distance, point.accuracy), fontsize=6, **offset)
+        xlabel = f"{kind}: distance to the known posterior (beside a point: E)"
+        axes.set(xscale="log", xlabel=xlabel, ylabel=f"{name} accuracy (%)")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
         axes.grid(alpha=0.3)
         handles, labels = axes.get_legend_handles_labels()
         unique = dict(zip(labels, handles, strict=True))
