@@ -1,5 +1,6 @@
 """Worker processes: the same bytes as one client after the other, whatever happens to a worker."""
 
+import math
 import os
 import pickle
 import signal
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bfl_bench import records
+from bfl_bench import processes, records
 from bfl_bench.build import load, plan
 from bfl_bench.errors import ConfigError, RunError
 from bfl_bench.flat import FlatModel
@@ -111,3 +112,21 @@ def test_errors_survive_the_way_between_processes() -> None:
     error = ConfigError("model", "x", "another")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.key) == (ConfigError, str(error), "model")
+
+
+def test_what_goes_through_a_pipe_comes_out_the_same() -> None:
+    matrix = torch.arange(6.0).view(2, 3)
+    sent = {
+        "number": torch.tensor(1.5, dtype=torch.float64),
+        "nothing": torch.empty(0),
+        "turned": matrix.T,
+        "part": matrix[:, 1],
+        "labels": torch.tensor([3, 1]),
+        "flags": torch.tensor([True, False]),
+    }
+    found = pickle.loads(processes._dumps((sent, {"note": math.nan})))[0]
+    for name, tensor in sent.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+        found[name].add_(found[name])  # it can be written to
+    assert torch.equal(matrix, torch.arange(6.0).view(2, 3))
