@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fola_laplace import make_figure10, make_figure11, make_figure12
 
-from bfl_bench import records, report
+from bfl_bench import report
 from bfl_bench.report import Config, Run
 
 METHODS = {"fola": "Ours", "fedavg": "FedAvg", "fedcurv": "FedCurv", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
@@ -30,9 +30,7 @@ FIRST_ROUND = "bfl-run -m experiment=fola_figure3 scale=cpu"
 
 def reached(run: Run, percent: int) -> int | None:
     """The first evaluated round with that global accuracy."""
-    summary = json.loads((run.folder / records.SUMMARY).read_text())
-    value: int | None = summary["rounds_to_ga"][f"{percent}%"]
-    return value
+    return next((int(round_) for round_, accuracy in run.curve("ga") if 100 * accuracy >= percent), None)
 
 
 def spread(values: Iterable[float]) -> str:
@@ -77,8 +75,7 @@ def make_table2(arguments: Namespace) -> None:
                 "best GA (%)": spread(100 * max(run.column("ga")) for run in group.runs),
                 "last GA (%)": spread(100 * float(run.final["ga"] or 0) for run in group.runs),
                 "LA (%)": spread(100 * float(run.final["la"] or 0) for run in group.runs),
-                "rounds to 30 %": rounds_text([reached(run, 30) for run in group.runs]),
-                "rounds to 40 %": rounds_text([reached(run, 40) for run in group.runs]),
+                **{f"rounds to {p} %": rounds_text([reached(run, p) for run in group.runs]) for p in (20, 30, 40)},
                 "seeds": f"{len(group.runs)}",
             }
             ga = f"{printed['GA (%)']:.2f}" if printed else "-"

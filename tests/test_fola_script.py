@@ -79,7 +79,7 @@ def test_table_2_has_best_and_last_and_the_papers_two_numbers(tmp_path: Path) ->
         write_run(tmp_path / "outputs", config, *rows)
     done = fola("table2", cwd=tmp_path)
     out = " ".join(done.stdout.split())
-    assert "| FedAvg | 40 | 40.00 +- 7.07 | 35.00 +- 7.07 | 12.00 +- 0.00 | 2.0 | 2.0 (1 of 2) | 2 |" in out
+    assert "| FedAvg | 40 | 40.00 +- 7.07 | 35.00 +- 7.07 | 12.00 +- 0.00 | 1.5 | 2.0 | 2.0 (1 of 2) | 2 |" in out
     assert "42.16 (43.34 in the text)" in out
     assert "no reproduction" not in out
 
