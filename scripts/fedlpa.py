@@ -183,6 +183,7 @@ def pictures_of(command: str, runs: dict[str, Run]) -> Iterator[tuple[str, "Work
 def make_pictures(command: str, arguments: Namespace) -> None:
     from matplotlib.figure import Figure
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     pictures = list(pictures_of(command, find_pictures(command, arguments)))
     report.need(pictures, f"the methods of {command}", line_of(command))
@@ -195,7 +196,8 @@ def make_pictures(command: str, arguments: Namespace) -> None:
     cells: list[dict[str, object]] = []
     for axes, (title, worker, vector) in zip(grid.flat, pictures, strict=False):
         x, y = worker.train.x[:2000], worker.train.y[:2000].cpu().numpy()
-        embedded = TSNE(random_state=0, init="pca", perplexity=30).fit_transform(features(worker, vector, x))
+        with threadpool_limits(1):  # on a busy machine more threads are slower, by far
+            embedded = TSNE(random_state=0, init="pca", perplexity=30).fit_transform(features(worker, vector, x))
         points = axes.scatter(*embedded.T, c=y, s=3, cmap="tab10", vmin=-0.5, vmax=9.5)
         axes.set_title(title, fontsize=10)
         neighbours = neighbour_agreement(embedded, y)
