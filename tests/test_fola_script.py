@@ -54,7 +54,7 @@ def test_figure_12_leads_from_step_to_step(bfl_run: BflRun, tmp_path: Path) -> N
     assert "no AE" not in out
     assert "no LF" not in out
     rows = cells(tmp_path / "outputs/report/fola_figure12.csv")
-    assert [row["kind"] for row in rows] == ["AE"] * 3 + ["LF"] * 10
+    assert [row["kind"] for row in rows] == ["AE"] * 9 + ["LF"] * 10
     distances = [float(row["distance"]) for row in rows if row["kind"] == "LF" and row["method"] == "FedAvg"]
     assert distances[-1] > distances[0]  # more epochs, more forgetting
 

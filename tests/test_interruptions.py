@@ -17,7 +17,11 @@ LONG = [*SMALL, "rounds=40", "local.epochs=4"]
 
 def start(out: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [COMMAND, *LONG, f"out={out}", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [COMMAND, *LONG, f"out={out}", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background may ignore it
     )
 
 
