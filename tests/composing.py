@@ -1,5 +1,6 @@
 """Compose configs in tests as the command line does."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,11 @@ NEEDS = {
     "virtual_released": ["server.lr=0.3"],
 }
 """What a method needs beside itself."""
+
+
+def heed_interrupts() -> None:
+    """For a process about to start: tests in the background may ignore Ctrl-C, and their children with them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def choose(method: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.composing import COMMAND, SMALL, only_folder
+from tests.composing import COMMAND, SMALL, heed_interrupts, only_folder
 
 LONG = [*SMALL, "rounds=40", "local.epochs=4"]
 
@@ -21,7 +21,7 @@ def start(out: Path, *arguments: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background may ignore it
+        preexec_fn=heed_interrupts,
     )
 
 

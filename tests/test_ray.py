@@ -13,7 +13,7 @@ import pytest
 from bfl_bench.build import plan
 from bfl_bench.errors import ConfigError, RunError
 from bfl_bench.run import run
-from tests.composing import COMMAND, SMALL, choose, experiment, only_folder, resolve, run_in
+from tests.composing import COMMAND, SMALL, choose, experiment, heed_interrupts, only_folder, resolve, run_in
 from tests.test_processes import files, mortal
 
 RAY = ["engine=ray", "engine.workers=2"]
@@ -124,7 +124,12 @@ def test_where_no_ray_answers_a_sentence_says_so() -> None:
 def test_an_interrupted_run_leaves_no_process_of_ray(tmp_path: Path) -> None:
     command = [COMMAND, *SMALL, "rounds=1000", *RAY, f"out={tmp_path}"]
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     assert process.stderr is not None
     assert process.stderr.readline().endswith("\n")  # the first round is over
