@@ -243,9 +243,9 @@ def measure_cores(options: argparse.Namespace) -> Section:
     rows = []
     for name in ("A", "C"):
         work = shrink(WORKLOADS[name]) if options.small else WORKLOADS[name]
-        loops = {num: partial(seconds_of_jobs, work, num) for num in (1, WORKERS)}
-        seconds = take_turns({str(num): loop for num, loop in loops.items()}, options.repeats)
-        slower = divide(seconds[str(WORKERS)], seconds["1"])
+        loops = {"one": partial(seconds_of_jobs, work, 1), "several": partial(seconds_of_jobs, work, WORKERS)}
+        seconds = take_turns(loops, options.repeats)
+        slower = divide(seconds["several"], seconds["one"])
         rows.append([name, spread(slower, 2), f"{statistics.median(slower) / WORKERS:.2f}"])
     text = (
         f"## What the cores give\n\n{WORKERS} jobs at once, each with a core of its own, share caches and memory: "

@@ -22,7 +22,7 @@ Gaussian = tuple[Tensor, Tensor]
 """Mean (D,) and variance (D,)."""
 
 Rows = Tensor | Iterable[Tensor]
-"""K rows (D,) one after the other; a row need not outlast the step to the next."""
+"""K rows (D,) one after the other; a row need not outlast the step to the next. `moments` goes over the means twice."""
 
 Clamp = Annotated[list[float], Interval()]
 """[lowest, highest] log variance."""
