@@ -1,4 +1,4 @@
-"""Apply a rule to what K clients sent: in float64, one block of columns after the other."""
+"""Apply a rule to what K clients sent: in float64, a block of columns at a time, where possible a few clients too."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,12 @@ from bfl_bench.aggregators.rules import Gaussian, Rows
 Rule = Callable[..., Gaussian]
 """(means (K, D), variances (K, D), weights (K,)) -> (mean (D,), variance (D,)); a random one takes `generator` too."""
 
+_Client = tuple[Tensor, Tensor, float]
+"""Mean, spread and weight."""
+
 _BY_ROWS = {rules.eaa, rules.gaa, rules.aalv, rules.moments, rules.rklb, rules.cf, rules.wb}
+_ASSOCIATIVE = {rules.eaa, rules.gaa, rules.aalv, rules.moments, rules.rklb, rules.wb}
+_TOGETHER = 32  # clients of an associative rule that are combined in one go
 _ROW = 1 << 16  # columns at a time of a rule that goes over the clients one by one: half a megabyte in float64
 _MATRIX = 1 << 14  # of any other: K times as many numbers in float64 are in use beside the inputs
 
@@ -44,6 +49,43 @@ def combine(
     if not results:
         return means[0].double(), spreads[0].double()  # no columns at all
     return torch.cat([mean for mean, _ in results]), torch.cat([variance for _, variance in results])
+
+
+class Combination:
+    """What `combine` gives, from clients that come one by one.
+
+    Under an associative rule clients that have been combined stand as one, with the sum of their weights: no more than
+    `_TOGETHER` are held, however many come. Any other rule gets them all at the end.
+    """
+
+    def __init__(self, rule: Rule, rng: torch.Generator, to_variance: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._rule, self._rng, self._to_variance = rule, rng, to_variance
+        self._waiting: list[_Client] = []
+        self._combined: _Client | None = None
+        options = getattr(rule, "keywords", {})  # every one of the released codes' makes the order or the number matter
+        self._associative = getattr(rule, "func", rule) in _ASSOCIATIVE and not any(options.values())
+
+    def add(self, mean: Tensor, spread: Tensor, weight: float) -> None:
+        """The vectors must stay as they are until the result."""
+        self._waiting.append((mean, spread, weight))
+        if self._associative and len(self._waiting) == _TOGETHER:
+            self._combine_waiting()
+
+    def result(self) -> Gaussian:
+        if self._waiting:
+            self._combine_waiting()
+        if self._combined is None:
+            raise ValueError("no clients to combine")
+        return self._combined[:2]
+
+    def _combine_waiting(self) -> None:
+        new = self._as_one(self._waiting, self._to_variance)
+        self._combined = new if self._combined is None else self._as_one([self._combined, new], None)
+        self._waiting = []
+
+    def _as_one(self, clients: list[_Client], to_variance: Callable[[Tensor], Tensor] | None) -> _Client:
+        means, spreads, weights = zip(*clients, strict=True)
+        return (*combine(self._rule, means, spreads, weights, self._rng, to_variance), sum(weights))
 
 
 class _Rows:

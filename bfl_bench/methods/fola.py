@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators import Rule, WeightedMean, combine, step_towards
+from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.checks import AtLeast
 from bfl_bench.curvature import Fisher, diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
 from bfl_bench.errors import ConfigError
@@ -104,26 +104,24 @@ class Fola:
         size = len(state["precision"])
         round_ = state["round"].item() + 1
         points, precisions, products, cosine = WeightedMean(), WeightedMean(), WeightedMean(), MeanCosine()
-        means, sent, weights = [], [], []
+        gaussians = self.aggregator and Combination(self.aggregator, rng, lambda sent: 1 / (sent + self.gamma))
         for client_id, message in replies:
-            mean, precision = message["params"][:size].double(), message["precision"].double()
-            weights.append(task.weight(self.weights, client_id))
-            points.add(message["params"], weights[-1])
-            precisions.add(precision, weights[-1])
-            products.add(multiply(precision, mean), weights[-1])
+            weight = task.weight(self.weights, client_id)
+            points.add(message["params"], weight)
             cosine.add(message["precision"])
-            if self.aggregator is not None:
-                means.append(message["params"][:size])
-                sent.append(message["precision"])
+            if gaussians is not None:
+                gaussians.add(message["params"][:size], message["precision"], weight)
+            else:
+                precision = message["precision"].double()
+                precisions.add(precision, weight)
+                products.add(multiply(precision, message["params"][:size].double()), weight)
         aggregated = points.result()
-        if self.aggregator is None:
+        if gaussians is not None:
+            aggregated[:size], variance = gaussians.result()
+            precision = 1 / variance
+        else:
             precision = shift(precisions.result(), self.gamma * self._share_of_gamma(round_))
             aggregated[:size] = solve(shift(precision, self.eps), products.result(), fallback=aggregated[:size])
-        else:
-            aggregated[:size], variance = combine(
-                self.aggregator, means, sent, weights, rng, to_variance=lambda sent: 1 / (sent + self.gamma)
-            )
-            precision = 1 / variance
         new = {
             "params": step_towards(state["params"], aggregated, task.server_lr),
             "precision": precision.to(state["precision"].dtype),

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators import Rule, WeightedMean, combine, step_towards
+from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Interval
 from bfl_bench.local import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
@@ -67,15 +67,13 @@ class Fvb:
         self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         layout = task.model.layout
-        points, means, log_variances, weights = WeightedMean(), [], [], []
+        points, gaussians = WeightedMean(), Combination(self.aggregator, rng, to_variance=torch.exp)
         for client_id, message in replies:
-            weights.append(task.weight(self.weights, client_id))
-            points.add(message["params"], weights[-1])
-            means.append(message["params"][layout.means])
-            log_variances.append(message["params"][layout.log_variances])
-        mean, variance = combine(self.aggregator, means, log_variances, weights, rng, to_variance=torch.exp)
+            params, weight = message["params"], task.weight(self.weights, client_id)
+            points.add(params, weight)
+            gaussians.add(params[layout.means], params[layout.log_variances], weight)
         aggregated = points.result()
-        aggregated[layout.means] = mean
+        aggregated[layout.means], variance = gaussians.result()
         aggregated[layout.log_variances] = variance.log()
         params = step_towards(state["params"], aggregated, task.server_lr)
         return {"params": params, "round": state["round"] + 1}, self._diagnose(task, params)

@@ -1,6 +1,8 @@
 """Federated variational Bayes against torch.distributions, torch.optim, FedAvg and formulas in NumPy."""
 
 import math
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -504,6 +506,26 @@ def test_a_random_rule_draws_from_the_servers_stream() -> None:
     )
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
+
+
+def test_messages_of_a_large_cohort_are_not_held() -> None:
+    task = make_gaussian_task()
+    state = make_state(make_start(task))
+    sent: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def replies() -> Iterator[tuple[int, Tensors]]:
+        nonlocal most
+        for client_id in range(200):
+            params = make_start(task, client_id)
+            sent.append(weakref.ref(params))
+            yield client_id, {"params": params}
+            del params
+            most = max(most, sum(vector() is not None for vector in sent))
+
+    make_fvb(aggregator=rklb, weights="uniform").server_update(task, state, replies(), generator())
+    assert len(sent) == 200
+    assert most <= 50
 
 
 def test_one_client_comes_back_as_it_is() -> None:

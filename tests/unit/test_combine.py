@@ -2,6 +2,7 @@
 
 import functools
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators import aalv, alpha, blocks, cf, combine, eaa, gaa, moments, ppa, rklb, wb
+from bfl_bench.aggregators import Combination, aalv, alpha, blocks, cf, combine, eaa, gaa, moments, ppa, rklb, wb
 from bfl_bench.build import plan
 from bfl_bench.errors import ConfigError
 from bfl_bench.records import config_folder
@@ -137,6 +138,52 @@ def test_one_client() -> None:
     mean, variance = combine(gaa, means[:1], variances[:1], [17.0], generator())
     assert torch.equal(mean.float(), means[0])
     assert torch.equal(variance.float(), variances[0])
+
+
+# --- Clients one by one ---
+
+RELEASED: list[Rule] = [functools.partial(rule, running_clamp=[-1.0, 0.0]) for rule in (eaa, gaa)]
+"""Their clamp works on variances of about e^-1."""
+
+
+def make_clients(num: int) -> list[tuple[Tensor, Tensor, float]]:
+    """Mean, log variance and weight of each; the mean of the first ones is far from that of all."""
+    rng = np.random.default_rng(num)
+    means = torch.from_numpy(rng.normal(np.arange(num)[:, None], size=(num, 5)))
+    log_variances = torch.from_numpy(rng.normal(-1, 0.5, size=(num, 5)))
+    return list(zip(means, log_variances, rng.uniform(1, 9, num).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 6, 10])
+@pytest.mark.parametrize("rule", [*DETERMINISTIC, *RELEASED, functools.partial(cf, clamp=[-1.0, 0.0]), ppa])
+def test_one_by_one_as_all_at_once(monkeypatch: pytest.MonkeyPatch, rule: Rule, num: int) -> None:
+    monkeypatch.setattr(blocks, "_TOGETHER", 3)
+    clients = make_clients(num)
+    combination = Combination(rule, generator(4), to_variance=torch.exp)
+    for client in clients:
+        combination.add(*client)
+    means, log_variances, weights = zip(*clients, strict=True)
+    expected = combine(rule, means, log_variances, weights, generator(4), to_variance=torch.exp)
+    for one, other in zip(combination.result(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [eaa, gaa, aalv, moments, rklb, wb, functools.partial(gaa, normalised=False)])
+def test_only_a_few_clients_are_held(monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
+    monkeypatch.setattr(blocks, "_TOGETHER", 3)
+    combination = Combination(rule, generator())
+    sent: list[weakref.ref[Tensor]] = []
+    for _ in range(20):
+        mean, variance = torch.rand(5), torch.rand(5)
+        sent += [weakref.ref(mean), weakref.ref(variance)]
+        combination.add(mean, variance, 1.0)
+        del mean, variance
+        assert sum(vector() is not None for vector in sent) <= 2 * 2
+
+
+def test_no_clients() -> None:
+    with pytest.raises(ValueError, match="no clients"):
+        Combination(eaa, generator()).result()
 
 
 # --- Randomness ---
