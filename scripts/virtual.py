@@ -38,6 +38,16 @@ def dataset_of(config: Config) -> str | None:
     return f"{name}, {config['model.name']}" if name and config["method.name"] in METHODS else None
 
 
+def is_plain(config: Config) -> bool:
+    """FedAvg, FedProx, or VIRTUAL as the paper has it, neither pruned nor started from the server."""
+    return bool(config.get("method.prune", 0) == 0 and config.get("method.init_from", "own") == "own")
+
+
+def is_virtual(config: Config) -> bool:
+    """VIRTUAL on FEMNIST with the MLP: Table III, Figs. 2 and 4."""
+    return "virtual" in config["method.name"] and dataset_of(config) == "FEMNIST, mlp"
+
+
 def find(arguments: Namespace, keep: Callable[[Config], bool], line: str) -> tuple[list[Run], list[str]]:
     runs, notes = report.find_runs(arguments.runs, arguments.where, lambda c: bool(dataset_of(c)) and keep(c))
     runs = [run for run in runs if run.final.get("mt_acc") is not None]
@@ -53,7 +63,7 @@ def best(runs: list[Run], metric: str) -> tuple[float, Run]:
 def make_accuracies(table: str, arguments: Namespace) -> None:
     """Tables II and IV: E = 20 and E = 100."""
     epochs = {"2": 20, "4": 100}[table]
-    runs, notes = find(arguments, lambda c: c.get("method.prune", 0) == 0, LINES[f"table{table}"])
+    runs, notes = find(arguments, is_plain, LINES[f"table{table}"])
     paper = report.read_published("virtual", table)
     cells: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -85,7 +95,7 @@ def make_accuracies(table: str, arguments: Namespace) -> None:
 
 def make_pruning(arguments: Namespace) -> None:
     """Table III."""
-    runs, notes = find(arguments, lambda c: c["method.name"].startswith("virtual"), LINES["table3"])
+    runs, notes = find(arguments, is_virtual, LINES["table3"])
     paper = report.read_published("virtual", "3")
     lines: list[list[str]] = []
     output: list[dict[str, object]] = []
@@ -144,7 +154,7 @@ def make_curves(figure_name: str, arguments: Namespace) -> None:
     }[figure_name]
     long = figure_name == "figure6"
     line = LINES["table4" if long else "table2"]
-    runs, notes = find(arguments, lambda c: c.get("method.prune", 0) == 0 and (c["local.epochs"] == 100) == long, line)
+    runs, notes = find(arguments, lambda c: is_plain(c) and (c["local.epochs"] == 100) == long, line)
     datasets = sorted({dataset_of(run.config) or "" for run in runs})
     figure = Figure(figsize=(3.4 * len(datasets) + 1, 2.6 * len(panels)), layout="constrained")
     grid = figure.subplots(len(panels), len(datasets), squeeze=False)
@@ -178,12 +188,13 @@ def make_figure2(arguments: Namespace) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    runs, notes = find(arguments, lambda c: c["method.name"].startswith("virtual"), LINES["figure2"])
-    betas = sorted({run.config["method.beta"] for run in runs})
+    runs, notes = find(arguments, lambda c: is_plain(c) and is_virtual(c), LINES["figure2"])
+    betas = Counter(run.config["method.beta"] for run in runs)
+    notes += [f"{num} runs of beta {beta:g}: the first is drawn" for beta, num in betas.items() if num > 1]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     cells: list[dict[str, object]] = []
     for axes, name, label in zip(figure.subplots(1, 2), ("s_loss", "mt_loss"), ("S loss", "MT loss"), strict=True):
-        for number, beta in enumerate(betas):
+        for number, beta in enumerate(sorted(betas)):
             run = next(run for run in runs if run.config["method.beta"] == beta)
             values, color = run.column(name), colormaps["viridis"](number / max(1, len(betas) - 1))
             window = min(20, len(values))
@@ -236,10 +247,7 @@ def posteriors(run: Run) -> list[tuple[str, Any]]:
 def make_figure4(arguments: Namespace) -> None:
     from matplotlib.figure import Figure
 
-    def keep(config: Config) -> bool:
-        return "virtual" in config["method.name"] and bool(config["method.prune"] == 0)
-
-    runs, notes = find(arguments, keep, LINES["figure4"])
+    runs, notes = find(arguments, lambda c: is_virtual(c) and c["method.prune"] == 0, LINES["figure4"])
     kept = [run for run in runs if run.config["rounds"] in (run.config["eval.keep_messages"] or [])]
     report.need(kept, "virtual that keeps its last messages", LINES["figure4"])
     found = {run.config["method.init_from"]: posteriors(run) for run in kept}

@@ -32,6 +32,7 @@ def test_table_2_takes_the_maximum_over_rounds(tmp_path: Path) -> None:
     write_run(out, resolve("experiment=virtual"), row(1, 0.5, 0.9), row(2, 0.8, 0.7))
     write_run(out, resolve("experiment=virtual", "method.beta=1e-3"), row(1, 0.85, 0.6))
     write_run(out, resolve("experiment=virtual", "method=fedavg", "dataset=vsn", "num_clients=null"), row(1, 0.4, 0.3))
+    write_run(out, resolve("experiment=virtual", "method.init_from=server"), row(1, 0.99, 0.99))  # of Table III
     write_run(out, resolve("dataset=mnist"), {"round": 1, "ga": 0.1})  # no own test sets: not one of these
     text = " ".join(call_script("virtual", "table2", cwd=tmp_path).stdout.split())
     assert "| FEMNIST, mlp | MT | Virtual | 90.0 | 95.7 | -5.7 | 2 |" in text
