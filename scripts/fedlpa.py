@@ -244,9 +244,11 @@ def make_figure2(arguments: Namespace) -> None:
         else:
             curves[f"{METHODS[start.config['method.name']]} once, then {name}"] = curve_of(start) + curve_of(run)
     if not any("then" in name for name in curves):
+        epochs, rounds = several[0].config["local.epochs"], several[0].config["rounds"]
         once = [run for run in runs if run.config["rounds"] == 1 and "fedlpa" in run.config["method.name"]]
-        line = "bfl-run experiment=fedlpa_released dataset=mnist"
-        line += f" method=fedavg rounds=9 given.start={once[0].folder}" if once else ""
+        once = [run for run in once if run.config["local.epochs"] == epochs]
+        line = f"bfl-run experiment=fedlpa_figure2 dataset=mnist local.epochs={epochs} "
+        line += f"method=fedavg rounds={rounds - 1} given.start={once[0].folder}" if once else "rounds=1"
         notes.append(f"no run of FedLPA once, then FedAvg. The next step: `{line}`")
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -258,6 +260,7 @@ def make_figure2(arguments: Namespace) -> None:
     rows = [[name, f"{curve[0]:.2f}", f"{curve[-1]:.2f}", str(len(curve))] for name, curve in curves.items()]
     text = "# FedLPA, figure 2: MNIST, beta 0.5, accuracy (%)\n\n"
     text += report.markdown(["method", "first round", "last round", "rounds"], rows)
+    text += report.describe_scale("fedlpa_figure2", (run.config for run in several if not run.config["given.start"]))
     cells = [{"method": n, "round": i + 1, "accuracy": v} for n, curve in curves.items() for i, v in enumerate(curve)]
     report.write(arguments.to, "fedlpa_figure2", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, "fedlpa_figure2")

@@ -88,7 +88,7 @@ def make_table2(arguments: Namespace) -> None:
             lines.append([name, *values.values(), *theirs.values()])
             cells.append({"method": name, "partition": config["partition.alpha"], "rounds": config["rounds"]} | values)
         text += report.markdown(["Method", *values, *theirs], lines)
-        text += report.describe_scale("fola_table2", groups)
+        text += report.describe_scale("fola_table2", (group.config for group in groups))
     text += f"\nThe paper's setting: `{TABLE}`\n"
     report.write(arguments.to, "fola_table2", text + report.describe_notes(notes), cells)
 
@@ -266,7 +266,7 @@ def make_curves(command: str, arguments: Namespace) -> None:
     panels[0].legend(fontsize=7)
     text = f"# FOLA, Fig. {command.removeprefix('figure')}: {spec.title}, learning curves\n\n"
     text += report.describe_choice(arguments.best_over) + report.cells_as_markdown(cells)
-    text += report.describe_scale(f"fola_{command}", groups) + f"\nMore: `{line}`\n"
+    text += report.describe_scale(f"fola_{command}", (group.config for group in groups)) + f"\nMore: `{line}`\n"
     report.write(arguments.to, f"fola_{command}", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, f"fola_{command}")
 
@@ -315,7 +315,7 @@ def make_figure6(arguments: Namespace) -> None:
     axes.legend(fontsize=7)
     text = "# FOLA, Fig. 6: CIFAR10-CNN, GA and LA over E and lambda\n\n"
     text += report.describe_choice(arguments.best_over or ["local.lr"]) + "\n" + report.cells_as_markdown(cells)
-    text += report.describe_scale("fola_figure6", groups) + f"\nMore: `{line}`\n"
+    text += report.describe_scale("fola_figure6", (group.config for group in groups)) + f"\nMore: `{line}`\n"
     report.write(arguments.to, "fola_figure6", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, "fola_figure6")
 
@@ -340,7 +340,7 @@ def make_figure8(arguments: Namespace) -> None:
         rho = spearmanr([cell["la"] for cell in cells], [cell["ga"] for cell in cells]).statistic
         text += f"\nSpearman correlation over {len(cells)} settings: {rho:.2f}. The paper calls the two generally "
         text += "positively correlated and prints no number.\n"
-    text += report.describe_scale("fola_figure8", groups) + f"\nMore: `{line}`\n"
+    text += report.describe_scale("fola_figure8", (group.config for group in groups)) + f"\nMore: `{line}`\n"
     report.write(arguments.to, "fola_figure8", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, "fola_figure8")
 

@@ -55,6 +55,10 @@ def find(arguments: Namespace, keep: Callable[[Config], bool], line: str) -> tup
     return runs, notes
 
 
+def describe_scale(name: str, runs: list[Run]) -> str:
+    return report.describe_scale(f"virtual_{name}", (run.config for run in runs))
+
+
 def best(runs: list[Run], metric: str) -> tuple[float, Run]:
     """The largest value over rounds, and over the runs: a search over what distinguishes them."""
     return max(((100 * max(run.column(metric)), run) for run in runs), key=lambda found: found[0])
@@ -90,6 +94,7 @@ def make_accuracies(table: str, arguments: Namespace) -> None:
     )
     text += "learning rates and 5 values of beta or mu. FEMNIST, HAR and VSN here are what data could be had, not the "
     text += f"paper's. More: `{LINES[f'table{table}']}`\n"
+    text += describe_scale(f"table{table}", runs)
     report.write(arguments.to, f"virtual_table{table}", text + report.describe_notes(notes), output)
 
 
@@ -114,7 +119,7 @@ def make_pruning(arguments: Namespace) -> None:
                 output.append({"pruned": prune, "variant": name, "metric": metric, "value": value, "paper": theirs})
     text = "# VIRTUAL, table III: accuracy (%) with pruned messages, maximum over rounds\n\n"
     text += report.markdown(["pruned", "variant", "metric", "ours", "paper", "MB sent per round"], lines)
-    text += f"\nMore: `{LINES['table3']}`\n"
+    text += f"\nMore: `{LINES['table3']}`\n" + describe_scale("table3", runs)
     report.write(arguments.to, "virtual_table3", text + report.describe_notes(notes), output)
 
 
@@ -179,6 +184,7 @@ def make_curves(figure_name: str, arguments: Namespace) -> None:
     figure.supxlabel("round")
     rows = [[*(str(v) for v in list(c.values())[:3]), f"{c['last']:.4f}"] for c in cells]
     text = f"# VIRTUAL, {figure_name}\n\n" + report.markdown(["dataset", "method", "quantity", "last round"], rows)
+    text += describe_scale(figure_name, runs)
     report.write(arguments.to, f"virtual_{figure_name}", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, f"virtual_{figure_name}")
 
@@ -207,7 +213,7 @@ def make_figure2(arguments: Namespace) -> None:
     axes.legend(fontsize=8)
     rows = [[f"{c['beta']:g}", str(c["quantity"]), f"{c['last']:.4f}", f"{c['smallest']:.4f}"] for c in cells]
     text = "# VIRTUAL, figure 2: the weight of the KL divergence\n\n"
-    text += report.markdown(["beta", "quantity", "last round", "smallest"], rows)
+    text += report.markdown(["beta", "quantity", "last round", "smallest"], rows) + describe_scale("figure2", runs)
     report.write(arguments.to, "virtual_figure2", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, "virtual_figure2")
 
@@ -265,7 +271,7 @@ def make_figure4(arguments: Namespace) -> None:
     axes.legend(fontsize=8)
     rows = [[str(c["layer"]), str(c["init_from"]), f"{c['median SNR']:.3f}"] for c in cells]
     text = "# VIRTUAL, figure 4: signal-to-noise ratios in the clients' posteriors\n\n"
-    text += report.markdown(["layer", "init_from", "median"], rows)
+    text += report.markdown(["layer", "init_from", "median"], rows) + describe_scale("figure4", kept)
     report.write(arguments.to, "virtual_figure4", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, "virtual_figure4")
 

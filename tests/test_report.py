@@ -279,10 +279,13 @@ def test_tables_in_markdown_become_tables_in_latex() -> None:
 def test_a_table_says_what_the_scale_changed() -> None:
     config = {"rounds": 5, "local.epochs": 1, "dataset.autoaugment": False, "dataset.flip": True}
     config |= {"dataset.crop_padding": 4, "dataset.cutout": 16}
-    text = report.describe_scale("fola_table2", [report.Group(config, ())])
+    text = report.describe_scale("fola_table2", [config])
     assert "rounds 5 (paper: 100); dataset.autoaugment false (paper: true)." in text
     assert "epochs" not in text  # each row of the table has its own
-    assert (
-        report.describe_scale("fola_table2", [report.Group(config | {"rounds": 100, "dataset.autoaugment": True}, ())])
-        == ""
-    )
+    assert report.describe_scale("fola_table2", [config | {"rounds": 100, "dataset.autoaugment": True}]) == ""
+
+
+def test_rows_of_a_scale_may_change_the_setting_too() -> None:
+    config = {"rounds": 250, "local.epochs": 20, "server.lr": 0.8, "dataset.name": "femnist", "dataset.mean": [1]}
+    text = report.describe_scale("virtual_table2", [config, {"dataset.name": "har", "rounds": 60}])
+    assert "rounds 60 (paper: 250); dataset.mean [1] (paper: [0])." in text

@@ -159,24 +159,23 @@ def read_conf(path: Path, prefix: str = "") -> Config:
     return values | flatten(records.identity(content), prefix)
 
 
+def _expected(config: Config, experiment: str) -> Config:
+    """What an experiment has, with the parts that a config names: defaults, then those of the parts, then its own."""
+    folder = records.config_folder()
+    parts = [(folder / part / f"{config.get(f'{part}.name')}.yaml", f"{part}.") for part in (*PARTS, "model")]
+    files = [(folder / "config.yaml", ""), *parts, (folder / "experiment" / f"{experiment}.yaml", "")]
+    values: Config = {}
+    for path, prefix in files:
+        values |= read_conf(path, prefix) if path.exists() else {}
+    return values
+
+
 def changes(paper: Paper, groups: Iterable[Group]) -> Config:
     """What the groups have otherwise than the paper's preset and the defaults, beside what tells rows apart."""
     found: Config = {}
     for group in groups:
         config = group.config
-        files = [
-            (records.config_folder() / part / f"{config[f'{part}.name']}.yaml", f"{part}.")
-            for part in (*PARTS, "model")
-        ]
-        preset = paper.name + ("_released" if is_released(config) else "")
-        files = [
-            (records.config_folder() / "config.yaml", ""),
-            *files,
-            (records.config_folder() / "experiment" / f"{preset}.yaml", ""),
-        ]
-        expected: Config = {}
-        for path, prefix in files:
-            expected |= read_conf(path, prefix) if path.exists() else {}
+        expected = _expected(config, paper.name + ("_released" if is_released(config) else ""))
         expected |= {**paper.datasets.get(config["dataset.name"], {}), **paper.values}
         for key, value in without(config, paper.labels).items():
             if value != expected.get(key) and (value or expected.get(key)):  # no value is as good as none
@@ -184,26 +183,33 @@ def changes(paper: Paper, groups: Iterable[Group]) -> Config:
     return found
 
 
-def describe_scale(experiment: str, groups: Iterable[Group]) -> str:
+def describe_scale(experiment: str, configs: Iterable[Config]) -> str:
     """What runs have otherwise than the paper's setting, of all that conf/scale/of/EXPERIMENT_cpu.yaml shortens.
 
     What the rows of an experiment set each for itself is not among it: tables show that. Nor is how many examples are
     evaluated at once, which changes no result.
     """
     folder = records.config_folder()
-    content = yaml.safe_load((folder / "experiment" / f"{experiment}.yaml").read_text())
-    rows = content.get("hydra", {}).get("sweeper", {}).get("params", {}).get("row", "")
-    own = [key for row in rows.split(",") if row for key in read_conf(folder / "row" / f"{row}.yaml")]
-    expected = read_conf(folder / "config.yaml") | read_conf(folder / "experiment" / f"{experiment}.yaml")
-    shortened = without(read_conf(folder / "scale" / "of" / f"{experiment}_cpu.yaml"), [*own, "eval.batch_size"])
+    paper, cpu = folder / "experiment" / f"{experiment}.yaml", folder / "scale" / "of" / f"{experiment}_cpu.yaml"
+    shortened = without(read_conf(cpu) | _read_rows(cpu), [*_read_rows(paper), "eval.batch_size"])
     found: dict[str, set[str]] = {}
-    for group in groups:
+    for config in configs:
+        expected = _expected(config, experiment)
         for key in shortened:
-            if (value := group.config.get(key)) != expected.get(key):
-                found.setdefault(key, set()).add(json.dumps(value))
-    listed = (f"{key} {' and '.join(sorted(found[key]))} (paper: {json.dumps(expected.get(key))})" for key in found)
-    text = "; ".join(listed)
+            if key in config and config[key] != expected.get(key):
+                text = f"{key} {json.dumps(config[key])} (paper: {json.dumps(expected.get(key))})"
+                found.setdefault(key, set()).add(text)
+    text = "; ".join(part for key in shortened for part in sorted(found.get(key, ())))
     return f"\nNot the paper's setting, so no reproduction of it: {text}.\n" if text else ""
+
+
+def _read_rows(path: Path) -> Config:
+    """What the rows that a file of conf/ sweeps over set."""
+    swept = yaml.safe_load(path.read_text()).get("hydra", {}).get("sweeper", {}).get("params", {}).get("row", "")
+    values: Config = {}
+    for row in filter(None, swept.split(",")):
+        values |= read_conf(records.config_folder() / "row" / f"{row}.yaml")
+    return values
 
 
 def sweep_lines(paper: Paper, released: bool, dataset: str, rows: Iterable[Row], changed: Config) -> list[str]:
