@@ -287,5 +287,6 @@ def test_a_table_says_what_the_scale_changed() -> None:
 
 def test_rows_of_a_scale_may_change_the_setting_too() -> None:
     config = {"rounds": 250, "local.epochs": 20, "server.lr": 0.8, "dataset.name": "femnist", "dataset.mean": [1]}
-    text = report.describe_scale("virtual_table2", [config, {"dataset.name": "har", "rounds": 60}])
-    assert "rounds 60 (paper: 250); dataset.mean [1] (paper: [0])." in text
+    for experiment in ("virtual_table2", "virtual_figure3"):  # the second takes all from the first
+        text = report.describe_scale(experiment, [config, {"dataset.name": "har", "rounds": 60}])
+        assert "rounds 60 (paper: 250); dataset.mean [1] (paper: [0])." in text

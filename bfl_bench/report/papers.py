@@ -204,9 +204,13 @@ def describe_scale(experiment: str, configs: Iterable[Config]) -> str:
 
 
 def _read_rows(path: Path) -> Config:
-    """What the rows that a file of conf/ sweeps over set."""
-    swept = yaml.safe_load(path.read_text()).get("hydra", {}).get("sweeper", {}).get("params", {}).get("row", "")
+    """What the rows set that a file of conf/, or one that it builds on, sweeps over."""
+    content = yaml.safe_load(path.read_text()) or {}
     values: Config = {}
+    for entry in content.get("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            values |= _read_rows(path.with_name(f"{entry}.yaml"))
+    swept = content.get("hydra", {}).get("sweeper", {}).get("params", {}).get("row", "")
     for row in filter(None, swept.split(",")):
         values |= read_conf(records.config_folder() / "row" / f"{row}.yaml")
     return values
