@@ -45,6 +45,8 @@ def row_of(config: Config) -> str | None:
     dataset, clients = DATASETS.get(config["dataset.name"]), config["num_clients"]
     if dataset is None or config["rounds"] != 1 or config["method.name"] not in METHODS:
         return None
+    if config["partition.name"] not in ("niid_bench", "classes"):
+        return None
     if clients in (20, 50) and dataset == "FMNIST":
         dataset = f"{clients} clients"
     elif clients == 5:

@@ -47,6 +47,7 @@ def test_table_5_names_every_solver_and_the_authors_rule(tmp_path: Path) -> None
         write_run(out, resolve(*RELEASED, "method=fedavg", f"seed={seed}"), {"round": 1, "ga": 0.5 + 0.02 * seed})
     classes = ["partition=classes", "partition.rng=numpy_legacy", "method=fedavg"]
     write_run(out, resolve(*RELEASED, *classes), {"round": 1, "ga": 0.2})
+    write_run(out, resolve(*RELEASED, "partition=dirichlet", "partition.alpha=0.5"), {"round": 1, "ga": 0.9})  # not its
     text = " ".join(call_script("fedlpa", "table5", cwd=tmp_path).stdout.split())
     cell = "| FMNIST, beta=0.5, E=10 |"
     assert f"{cell} FedAvg | 51.00 +- 1.41 | 54.67 | -3.67 (!) | 2 |" in text
