@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from bfl_bench.errors import ConfigError
 from bfl_bench.flat import Layout
 
-SHARED, GATES = "shared.", "gates"  # names of parameters: how the first begin, and the others' name
+SHARED, GATES = "shared.", "gates."  # how the names of parameters begin
 
 
 class Lateral(nn.Module):
@@ -22,21 +22,23 @@ class Lateral(nn.Module):
             raise ConfigError("method.private", "lateral", "none for a network that is not a sequence of layers")
         self.shared, self.private = shared, private
         self._gated = [any(True for _ in layer.parameters()) for layer in shared]
-        self.gates = nn.Parameter(0.1 * torch.rand(sum(self._gated)))
+        self.gates = nn.ParameterList([0.1 * torch.rand(()) for gated in self._gated if gated])
 
     def forward(self, x: Tensor) -> Tensor:
         shared = private = x
-        number = 0
+        gates = iter(self.gates)
         for layer, own, gated in zip(self.shared, self.private, self._gated, strict=True):
             shared, private = layer(shared), own(private)
             if gated:
-                shared = shared + self.gates[number].clamp(min=0.0) * private
-                number += 1
+                shared = shared + next(gates).clamp(min=0.0) * private
         return shared
 
 
 def count_shared(layout: Layout) -> tuple[int, int]:
-    """How many points and how many means are shared: they come first. All, in a network without a private part."""
+    """How many points and how many means are shared: all, in a network without a private part.
+
+    The vector has, of each kind, the shared ones first, then the private ones in the same order; then the gates.
+    """
     entries = [entry for entry in layout.entries if entry.stop <= layout.means.stop]
     if not any(entry.name.startswith(SHARED) for entry in entries):
         return layout.points.stop, layout.means.stop - layout.means.start

@@ -291,7 +291,8 @@ def test_lateral_network_with_closed_gates_is_the_shared_one() -> None:
     expected = module.shared[2](torch.tanh(hidden)) + module.gates[1] * own
     torch.testing.assert_close(module(x), expected)
     with torch.no_grad():
-        module.gates.fill_(-3.0)
+        for gate in module.gates:
+            gate.fill_(-3.0)
     torch.testing.assert_close(module(x), module.shared(x))  # never negative
 
 
@@ -311,6 +312,64 @@ def test_what_is_private_stays_with_the_client() -> None:
     still = replace(task, local=make_local(lr=1e-9))
     again = turn(virtual, still, new, update.memory, client, seed=51)
     torch.testing.assert_close(again.memory["private"], update.memory["private"])  # it goes on from there
+
+
+def named(task: Task, vector: Tensor) -> dict[str, Tensor]:
+    return {entry.name: entry.view(vector) for entry in task.model.layout.entries}
+
+
+def test_a_clients_private_network_takes_part() -> None:
+    """Its gates are open from the first turn on, and what it predicts depends on its own weights."""
+    task, client = lateral_task(), make_clients()[1]
+    virtual = method(private="lateral")
+    state = virtual.init(task, generator())
+    start = named(task, task.model.initial)
+    trained = turn(virtual, task, state, None, client).local["params"]
+    after = named(task, trained)
+    for name in after:
+        if name.startswith("gates"):
+            assert (start[name] > 0).all()
+            assert (after[name] != start[name]).all()
+            assert not named(task, state["params"])[name].any()
+        if name.startswith("private"):
+            assert not torch.equal(after[name], start[name])
+    x = torch.randn(3, 5, generator=generator())
+    module = task.model.module.eval()
+    task.model.load(trained)
+    before = module(x)
+    with torch.no_grad():
+        after["private.0.weight"].mul_(100)
+    task.model.load(trained)
+    assert not torch.allclose(module(x), before)
+
+
+def test_the_server_averages_every_shared_bias_and_nothing_private() -> None:
+    task = replace(lateral_task(), server_lr=0.5)
+    virtual = method(private="lateral", weights="uniform", damping=0.5)
+    state = virtual.init(task, generator())
+    updates = [turn(virtual, task, state, None, client) for client in make_clients()[:2]]
+    new, _ = virtual.server_update(task, state, ((i, update.message) for i, update in enumerate(updates)), generator())
+    clients = [named(task, update.local["params"]) for update in updates]
+    for name, value in named(task, new["params"]).items():
+        old = named(task, state["params"])[name]
+        if name.startswith("shared") and name.endswith("bias"):
+            torch.testing.assert_close(value, 0.5 * old + 0.25 * (clients[0][name] + clients[1][name]))
+        elif not name.startswith("shared"):
+            assert torch.equal(value, old), name
+
+
+def test_a_start_from_the_server_copies_layer_by_layer() -> None:
+    task, client = lateral_task(lr=1e-12), make_clients()[1]
+    virtual = method(private="lateral", init_from="server")
+    state = virtual.init(task, generator())
+    state["params"] += 0.1 * torch.randn(len(state["params"]), generator=generator(8))
+    memory = virtual.init_client(task, state, 1)
+    ended = named(task, turn(virtual, task, state, memory, client).local["params"])
+    for name, value in ended.items():
+        if name.startswith("private"):
+            torch.testing.assert_close(value, ended[name.replace("private", "shared")], rtol=0, atol=1e-6)
+        if name.startswith("gates"):
+            assert (value > 0).all()
 
 
 def test_private_parts_read_and_write() -> None:
