@@ -8,12 +8,12 @@ run found. Figures 3 to 5 show mean and population standard deviation over seeds
 at 0 stands FedAvg, the same for all rules.
 """
 
-import shutil
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 from bfl_p import CROPPED, PARTITIONS, draw_toy
 
 from bfl_bench import records, report
@@ -35,6 +35,8 @@ def row_of(config: Config) -> Row | None:
     """The row of table 1 that a run belongs to, if any: partition, number of Bayesian layers, rule."""
     if PARTITIONS.get(config["partition.name"]) != "Non-IID" or config.get("method.weights") != "size":
         return None
+    if config["rounds"] == 1 or config["partition.alpha"] != 0.5:
+        return None  # of another paper: one-shot learning, other splits
     layers = config.get("model.bayesian_layers")
     if config["method.name"] == "fedavg":
         return "Non-IID", "0", "FedAVG"
@@ -62,19 +64,32 @@ PAPER = report.Paper(
 )
 
 
-def copy_partition(arguments: Namespace) -> None:
-    """The run's own heat-map: partition.npz has no labels to draw it from."""
-    runs, _ = report.find_runs(arguments.runs, arguments.where)
-    runs = [run for run in runs if PARTITIONS.get(run.config["partition.name"]) == "Non-IID"]
-    if not runs:
-        raise report.ReportError("no finished run with a Dirichlet partition there; give other --runs")
+def draw_partition(arguments: Namespace) -> None:
+    """Figure 2: how many examples of each class each client has."""
+    from matplotlib.figure import Figure
+
+    runs, notes = report.find_runs(arguments.runs, arguments.where, row_of)
+    runs = [run for run in runs if (run.folder / records.PARTITION_COUNTS).exists()]
+    report.need(runs, "BA-BFL's partition", "bfl-run experiment=ba_bfl_released")
     run = min(runs, key=lambda run: (run.config["dataset.name"], run.config["seed"], str(run.folder)))
-    arguments.to.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run.folder / records.PARTITION_FIGURE, arguments.to / "ba_bfl_figure2.png")
+    counts = [
+        {key: int(row[key] or 0) for key in ("client", "class", "count")}
+        for row in records.read_table(run.folder / records.PARTITION_COUNTS)
+    ]
+    matrix = np.zeros((max(c["class"] for c in counts) + 1, max(c["client"] for c in counts) + 1), int)
+    for cell in counts:
+        matrix[cell["class"], cell["client"]] = cell["count"]
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    figure.colorbar(axes.imshow(matrix, cmap="Blues", aspect="auto"), ax=axes, label="training examples")
+    axes.set(xlabel="client", ylabel="class", xticks=range(matrix.shape[1]), yticks=range(matrix.shape[0]))
     alpha, seed = run.config["partition.alpha"], run.config["seed"]
-    text = f"# BA-BFL, figure 2: {run.config['dataset.name']}, Dirichlet {alpha}, seed {seed}, of {run.folder}\n"
-    records.write_text(arguments.to / "ba_bfl_figure2.md", text)
-    print(f"{text}\nfigure: {arguments.to / 'ba_bfl_figure2.png'}")
+    text = f"# BA-BFL, figure 2: {run.config['dataset.name']}, Dirichlet {alpha}, seed {seed}\n\n"
+    head = ["class", *(f"client {client}" for client in range(matrix.shape[1]))]
+    rows = [[str(class_), *map(str, row)] for class_, row in enumerate(matrix)]
+    text += report.markdown(head, rows) + report.describe_notes(notes)
+    report.write(arguments.to, "ba_bfl_figure2", text, counts)
+    report.save_figure(figure, arguments.to, "ba_bfl_figure2")
 
 
 def draw_lines(axes: "Axes", stats: Mapping[tuple[str, int], report.Stats]) -> None:
@@ -144,7 +159,7 @@ def draw_figure1(arguments: Namespace) -> None:
 COMMANDS: dict[str, Callable[[Namespace], None]] = {
     "table1": partial(report.compare, PAPER, "1"),
     "figure1": draw_figure1,
-    "figure2": copy_partition,
+    "figure2": draw_partition,
     **dict.fromkeys(FIGURES, draw_layers),
 }
 

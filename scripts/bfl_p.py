@@ -40,6 +40,8 @@ def row_of(num_clients: int, config: Config) -> Row | None:
     """The row of tables 1, 3 and 4 that a run belongs to, if any."""
     if config.get("model.bayesian_layers") not in ("auto", "all") or config["num_clients"] != num_clients:
         return None
+    if config["rounds"] == 1 or config.get("partition.alpha", 0.5) != 0.5:
+        return None  # of another paper: one-shot learning, other splits
     partition = PARTITIONS.get(config["partition.name"])
     model = MODELS.get((config["method.name"], config.get("method.weights", "")))
     rules = RULES_RELEASED if report.is_released(config) else RULES

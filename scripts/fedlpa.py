@@ -8,8 +8,10 @@ trained: what is missing is named, with the `bfl-run` lines that make it. Figure
 networks' last hidden layer, figure 3 is a Fisher matrix and its blocks, figure 6 needs no runs.
 """
 
+import re
+import statistics
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ Floats = NDArray[Any]
 DATASETS = {"fashion_mnist": "FMNIST", "cifar10": "CIFAR-10", "mnist": "MNIST", "svhn": "SVHN"}
 METHODS = {"fedlpa": "FedLPA", "fedlpa_released": "FedLPA", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
 METHODS |= {"fedavg": "FedAvg", "fedprox": "FedProx", "dense": "DENSE", "fedov": "FedOV"}
+PAPERS_COSTS = ("CIFAR-10, communication (MB), E=200", "CIFAR-10, computation (minutes), E=200")
 SOLVERS = {"ea": "closed form (EA)", "gd": "gradient descent", "cg": "conjugate gradients"}
 
 
@@ -61,13 +64,13 @@ def row_of(config: Config) -> str | None:
     return f"{dataset}, {part}, E={config['local.epochs']}"
 
 
-def accuracies(run: Run) -> dict[str, float]:
+def accuracies(run: Run, table: str) -> dict[str, float]:
     """By column and, for FedLPA, solver; the authors' rule takes the better of two on the test set."""
     column, final = METHODS[run.config["method.name"]], run.final
     values = {"": float(final["ga"] or 0)}
     if column == "FedLPA":
         damping = run.config["method.damping"]
-        column = column if damping == 0.001 else f"lambda={damping}"
+        column = f"lambda={damping}" if damping != 0.001 or table == "3" else column
         values = {SOLVERS[run.config["method.solver"]]: float(final["ga"] or 0)}
         values |= {SOLVERS[s]: float(v) for s in SOLVERS if (v := final.get(f"ga@{s}")) is not None}
         if run.config["method.name"] == "fedlpa_released" and SOLVERS["ea"] in values:
@@ -86,7 +89,7 @@ def make_table(table: str, arguments: Namespace) -> None:
     found: dict[tuple[str, str, str], dict[int, float]] = {}
     for run in runs:
         weights = f", weights {w}" if (w := run.config.get("method.weights")) != "size" else ""
-        for name, value in accuracies(run).items():
+        for name, value in accuracies(run, table).items():
             seeds = found.setdefault((row_of(run.config) or "", name.split(":")[0], name + weights), {})
             if run.config["seed"] in seeds:
                 raise report.ReportError(f"two runs are one cell; choose with --where; one is {run.folder}")
@@ -107,27 +110,78 @@ def make_table(table: str, arguments: Namespace) -> None:
     text += "follows the paper's +- is no standard deviation over its three partitions and is left out; (!): the "
     text += "difference is beyond our standard deviation.\n\n"
     text += report.markdown(["cell", "method", "ours", "paper", "diff.", "seeds"], lines)
-    text += f"\nMore cells: `{line_of('table' + table)}`; scale=cpu makes a few\n"
+    text += report.describe_missing(missing_cells(table, paper, {(row, column) for row, column, _ in found}))
     report.write(arguments.to, f"fedlpa_table{table}", text + report.describe_notes(notes), output)
 
 
+def missing_cells(table: str, paper: Iterable[tuple[str, str]], found: set[tuple[str, str]]) -> dict[str, str]:
+    """What the paper's table has and no run makes, with the command; one entry for rows that lack the same columns."""
+    lacking: dict[str, list[str]] = {}
+    for row, column in paper:
+        if (row, column) not in found:
+            lacking.setdefault(row, []).append(column)
+    together: dict[tuple[str, ...], list[str]] = {}
+    for row, columns in lacking.items():
+        *start, _, _ = row.split(", ")
+        together.setdefault((", ".join(start), *columns), []).append(row)
+    return {
+        f"{', '.join(columns)} in {start}, {'; '.join(', '.join(row.split(', ')[-2:]) for row in rows)}": " ".join(
+            [line_of(f"table{table}"), *overrides_of(start, rows, columns)]
+        )
+        for (start, *columns), rows in together.items()
+    }
+
+
+def overrides_of(start: str, rows: list[str], columns: list[str]) -> list[str]:
+    """Of rows that begin alike, such as "FMNIST, beta=0.5, E=10" and "FMNIST, beta=0.1, E=10"."""
+    dataset = next((name for name, title in DATASETS.items() if title in start), "fashion_mnist")
+    dataset += "_cropped" if dataset == "cifar10" else ""
+    parts, epochs = zip(*(row.split(", ")[-2:] for row in rows), strict=True)
+    files = [f"fedlpa/{part.replace('#C=', 'classes_').replace('beta=', 'beta_')}" for part in parts]
+    found = [f"dataset={dataset}", f"row={','.join(dict.fromkeys(files))}"]
+    if clients := re.search(r"(\d+) clients", start):
+        found.append(f"num_clients={clients[1]}")
+    found.append(f"local.epochs={','.join(dict.fromkeys(epoch.removeprefix('E=') for epoch in epochs))}")
+    if dampings := [column.removeprefix("lambda=") for column in columns if column.startswith("lambda")]:
+        return [*found, f"method.damping={','.join(dampings)}"]
+    names = {title: name for name, title in METHODS.items()}  # of two that are FedLPA, the released one
+    return [*found, f"method={','.join(names[column] for column in columns)}"]
+
+
 def make_costs(table: str, arguments: Namespace) -> None:
-    """Bytes as they were sent, and seconds; the paper's minutes are of another machine and 200 epochs."""
+    """Bytes as they were sent, and seconds, each also as a multiple of FedAvg's in the same cell."""
     runs, notes = report.find_runs(arguments.runs, arguments.where, lambda config: row_of(config) is not None)
     report.need(runs, f"table {table}", line_of(f"table{table}"))
-    lines: list[list[str]] = []
-    for run in sorted(runs, key=lambda run: (str(row_of(run.config)), run.config["method.name"])):
+    paper = report.read_published("fedlpa", table)
+    cells: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for run in runs:
         timing = records.read_table(run.folder / records.TIMING)[-1]
         client, server = float(timing["client_seconds"] or 0), float(timing["server_seconds"] or 0)
-        sent = float(run.final["bytes_up"] or 0) / 1e6
-        name = f"{run.config['method.name']}, seed {run.config['seed']}"
-        lines.append([str(row_of(run.config)), name, f"{sent:.2f}", f"{client:.1f}", f"{server:.1f}"])
-    text = f"# FedLPA, table {table}: what a round costs\n\n"
-    text += report.markdown(["cell", "method", "MB sent by all clients", "client seconds", "server seconds"], lines)
-    text += "\nThe paper prints 2.77 MB for FedLPA and 2.47 for FedAvg (CIFAR-10, 10 clients). By its own formula, the "
-    text += "model and the upper triangles of all A and B, it is 7.16 MB: 4 bytes times 62 006 + 117 081, times 10.\n"
-    head = ["cell", "method", "megabytes", "client_seconds", "server_seconds"]
-    rows = [dict(zip(head, line, strict=True)) for line in lines]
+        found = {"megabytes": float(run.final["bytes_up"] or 0) / 1e6, "client_seconds": client}
+        found |= {"server_seconds": server, "seconds": client + server}
+        cells.setdefault((str(row_of(run.config)), run.config["method.name"]), []).append(found)
+    lines: list[list[str]] = []
+    rows: list[dict[str, object]] = []
+    for (cell, method), members in sorted(cells.items()):
+        median = {key: statistics.median(member[key] for member in members) for key in members[0]}
+        fedavg = cells.get((cell, "fedavg"), [])
+        ratios = [
+            f"{median[key] / statistics.median(member[key] for member in fedavg):.2f}" if fedavg else "-"
+            for key in ("megabytes", "seconds")
+        ]
+        printed = [
+            f"{value:g} ({value / paper[row, 'FedAvg']:.2f})" if (value := paper.get((row, METHODS[method]))) else "-"
+            for row in PAPERS_COSTS
+        ]
+        numbers = [f"{median['megabytes']:.2f}", f"{median['client_seconds']:.1f}", f"{median['server_seconds']:.1f}"]
+        lines.append([cell, method, str(len(members)), *numbers, *ratios, *printed])
+        rows.append({"cell": cell, "method": method, "runs": len(members), **median})
+    head = ["cell", "method", "runs", "MB sent by all clients", "client seconds", "server seconds"]
+    head += ["MB / FedAvg's", "seconds / FedAvg's", "paper's MB (/ FedAvg's)", "paper's minutes (/ FedAvg's)"]
+    text = f"# FedLPA, table {table}: what a round costs\n\n{report.markdown(head, lines)}"
+    text += "\nThe paper's numbers are of CIFAR-10, 10 clients and E = 200. It prints 2.77 MB for FedLPA. By its own "
+    text += "formula, the model and the upper triangles of all A and B, it is 7.16 MB: 4 bytes times 62 006 + 117 081, "
+    text += "times 10. Ours: medians over runs; seconds on one thread.\n"
     report.write(arguments.to, f"fedlpa_table{table}", text + report.describe_notes(notes), rows)
 
 
@@ -157,8 +211,12 @@ def find_pictures(command: str, arguments: Namespace) -> dict[str, Run]:
         return config["dataset.name"] == "mnist" and alpha == 0.05 and row_of(config) is not None
 
     runs, _ = report.find_runs(arguments.runs, arguments.where, keep)
-    report.need(runs, "MNIST with beta 0.05", line_of(command))
-    return {run.config["method.name"]: run for run in sorted(runs, key=lambda run: -run.config["seed"])}
+    runs = [run for run in runs if (run.folder / records.CHECKPOINT).exists()]
+    report.need(runs, "MNIST with beta 0.05 that has its model", line_of(command))
+    if len({run.config["local.epochs"] for run in runs}) > 1:
+        raise report.ReportError("runs of several E; choose with --where local.epochs=E")
+    first = min(run.config["seed"] for run in runs)
+    return {run.config["method.name"]: run for run in runs if run.config["seed"] == first}
 
 
 def pictures_of(command: str, runs: dict[str, Run]) -> Iterator[tuple[str, "Worker", Any]]:
@@ -187,7 +245,8 @@ def make_pictures(command: str, arguments: Namespace) -> None:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    pictures = list(pictures_of(command, find_pictures(command, arguments)))
+    runs = find_pictures(command, arguments)
+    pictures = list(pictures_of(command, runs))
     report.need(pictures, f"the methods of {command}", line_of(command))
     columns = min(5, len(pictures))
     rows = -(-len(pictures) // columns)
@@ -205,8 +264,11 @@ def make_pictures(command: str, arguments: Namespace) -> None:
         neighbours = neighbour_agreement(embedded, y)
         cells.append({"network": title, "nearest neighbour of the same class (%)": 100 * neighbours})
     figure.colorbar(points, ax=grid, ticks=range(10), shrink=0.7)
-    text = f"# FedLPA, {command}: t-SNE of the last hidden layer, 2000 training images of MNIST, beta 0.05, seed 0\n\n"
-    text += report.markdown(list(cells[0]), [[str(c["network"]), f"{list(c.values())[1]:.1f}"] for c in cells])
+    seed = next(iter(runs.values())).config["seed"]
+    text = f"# FedLPA, {command}: t-SNE of the last hidden layer, 2000 training images of MNIST, beta 0.05, seed {seed}"
+    shares = [[str(cell["network"]), f"{list(cell.values())[1]:.1f}"] for cell in cells]
+    text += "\n\n" + report.markdown(list(cells[0]), shares)
+    text += report.describe_scale(f"fedlpa_{command}", (run.config for run in runs.values()))
     report.write(arguments.to, f"fedlpa_{command}", text, cells)
     report.save_figure(figure, arguments.to, f"fedlpa_{command}")
 
@@ -242,9 +304,12 @@ def make_figure2(arguments: Namespace) -> None:
     for run in several:
         name, start = METHODS[run.config["method.name"]], starts.get(run.config["given.start"])
         if start is None:
-            curves[name] = curve_of(run)
+            curve = curve_of(run)
         else:
-            curves[f"{METHODS[start.config['method.name']]} once, then {name}"] = curve_of(start) + curve_of(run)
+            name, curve = f"{METHODS[start.config['method.name']]} once, then {name}", curve_of(start) + curve_of(run)
+        if name in curves:
+            raise report.ReportError(f"two runs are one curve; choose with --where KEY=VALUE; one is {run.folder}")
+        curves[name] = curve
     if not any("then" in name for name in curves):
         epochs, rounds = several[0].config["local.epochs"], several[0].config["rounds"]
         once = [run for run in runs if run.config["rounds"] == 1 and "fedlpa" in run.config["method.name"]]

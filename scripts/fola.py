@@ -33,9 +33,17 @@ def reached(run: Run, percent: int) -> int | None:
     return next((int(round_) for round_, accuracy in run.curve("ga") if 100 * accuracy >= percent), None)
 
 
-def spread(values: Iterable[float]) -> str:
-    found = report.summarise(list(values))
+def spread(values: Sequence[float]) -> str:
+    found = report.summarise(values)
     return f"{found.mean:.2f}" + (f" +- {found.std:.2f}" if found.num > 1 else "")
+
+
+def difference(values: Sequence[float], paper: float | None) -> str:
+    """Ours - the paper's, with a mark where it is beyond our spread; the paper prints none."""
+    if paper is None:
+        return "-"
+    found = report.summarise(values)
+    return f"{found.mean - paper:+.2f}" + (" (!)" if report.is_beyond(found.mean - paper, found.std) else "")
 
 
 def rounds_text(values: Sequence[int | None]) -> str:
@@ -58,8 +66,9 @@ def make_table2(arguments: Namespace) -> None:
         settings.setdefault(json.dumps(shared, sort_keys=True), []).append(group)
     text = (
         "# FOLA, Table II: CIFAR-10, CNN\n\nOurs: mean +- standard deviation over seeds. GA: the best round, chosen on "
+        "the test set, as in the paper's figures, and the last; LA: the last round. diff.: ours - paper's, of GA that "
+        "of the best round; (!): beyond our standard deviation, the paper printing none.\n"
     )
-    text += "the test set, as in the paper's figures, and the last; LA: the last round. The paper prints no spread.\n"
     cells: list[dict[str, object]] = []
     for key, groups in settings.items():
         config = json.loads(key)
@@ -70,26 +79,33 @@ def make_table2(arguments: Namespace) -> None:
         for group in sorted(groups, key=lambda g: list(METHODS).index(g.config["method.name"])):
             name = METHODS[group.config["method.name"]]
             printed = {column: value for (row, column), value in paper.items() if row == name}
+            best = [100 * max(run.column("ga")) for run in group.runs]
+            local = [100 * float(run.final["la"] or 0) for run in group.runs]
             values = {
                 "E": f"{group.config['local.epochs']}",
-                "best GA (%)": spread(100 * max(run.column("ga")) for run in group.runs),
-                "last GA (%)": spread(100 * float(run.final["ga"] or 0) for run in group.runs),
-                "LA (%)": spread(100 * float(run.final["la"] or 0) for run in group.runs),
+                "best GA (%)": spread(best),
+                "last GA (%)": spread([100 * float(run.final["ga"] or 0) for run in group.runs]),
+                "LA (%)": spread(local),
                 **{f"rounds to {p} %": rounds_text([reached(run, p) for run in group.runs]) for p in (20, 30, 40)},
                 "seeds": f"{len(group.runs)}",
             }
             ga = f"{printed['GA (%)']:.2f}" if printed else "-"
             ga += f" ({text_says[name, 'GA (%)']:.2f} in the text)" if (name, "GA (%)") in text_says else ""
             theirs = {"paper's E": f"{printed.get('E', 0):.0f}" if printed else "-", "paper's GA": ga}
-            theirs["paper's LA"] = f"{printed['LA (%)']:.2f}" if printed else "-"
+            theirs["diff."] = difference(best, printed.get("GA (%)"))
+            theirs |= {"paper's LA": f"{printed['LA (%)']:.2f}" if printed else "-"}
+            theirs["diff. of LA"] = difference(local, printed.get("LA (%)"))
             for percent in (30, 40):
                 value = printed.get(f"rounds to {percent} %")
                 theirs[f"paper's {percent} %"] = f"{value:.0f}" if value else "-"
             lines.append([name, *values.values(), *theirs.values()])
-            cells.append({"method": name, "partition": config["partition.alpha"], "rounds": config["rounds"]} | values)
+            cells.append({"method": name, "partition": config["partition.alpha"], "rounds": config["rounds"]})
+            cells[-1] |= values | theirs
         text += report.markdown(["Method", *values, *theirs], lines)
         text += report.describe_scale("fola_table2", (group.config for group in groups))
-    text += f"\nThe paper's setting: `{TABLE}`\n"
+    there = {run.config["method.name"] for run in runs}
+    missing = {METHODS[name]: f"{TABLE} row=fola_table2/{name}" for name in METHODS if name not in there}
+    text += report.describe_missing(missing) + f"\nThe paper's setting: `{TABLE}`\n"
     report.write(arguments.to, "fola_table2", text + report.describe_notes(notes), cells)
 
 
@@ -129,7 +145,7 @@ def make_figure3(arguments: Namespace) -> None:
             continue
         differences = [found["fola"] - found["fedavg"] for found in both]
         line = [f"{value}" for value in setting]
-        line += [spread(found[method] for found in both) for method in ("fola", "fedavg")]
+        line += [spread([found[method] for found in both]) for method in ("fola", "fedavg")]
         lines.append([*line, spread(differences), f"{sum(d > 0 for d in differences)} of {len(both)}"])
         head = [*keys, "FOLA", "FedAvg", "FOLA - FedAvg", "seeds where FOLA is ahead"]
         cells.append(dict(zip(head, lines[-1], strict=True)))
@@ -168,7 +184,7 @@ def first_cells(groups: Iterable[report.Group]) -> list[dict[str, object]]:
 
 
 def last(group: report.Group, metric: str = "ga") -> str:
-    return spread(100 * float(run.final[metric] or 0) for run in group.runs)
+    return spread([100 * float(run.final[metric] or 0) for run in group.runs])
 
 
 def draw_over(

@@ -17,7 +17,7 @@ from bfl_bench import records, report
 from bfl_bench.report.output import parse_where
 
 KEPT = [records.SUMMARY, records.ENVIRONMENT, records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS]
-KEPT += [records.PARTITION_COUNTS]
+KEPT += [records.PARTITION_COUNTS, records.RELIABILITY]
 
 
 def main() -> None:

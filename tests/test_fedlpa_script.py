@@ -1,15 +1,20 @@
 """scripts/fedlpa.py: tables out of runs and published numbers, pictures of small networks."""
 
 import csv
+import math
+import sys
 from pathlib import Path
 
 import pytest
 
 from bfl_bench.build import reload
 from bfl_bench.records import TIMING, TIMING_COLUMNS, Table
-from bfl_bench.report import HERE
+from bfl_bench.report import HERE, flatten, read_published
 from tests.composing import call_script, only_folder, resolve, write_run
 from tests.conftest import BflRun
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import fedlpa
 
 RELEASED = ["experiment=fedlpa_released", "local.epochs=10"]
 
@@ -55,13 +60,36 @@ def test_table_5_names_every_solver_and_the_authors_rule(tmp_path: Path) -> None
     assert f"{cell} FedLPA: lr 0.01, closed form (EA) | 60.00 +- 14.14 | 67.63 | -7.63 | 2 |" in text
     assert "better of EA and gradient descent on the test set | 65.00 +- 7.07 | 67.63 | -2.63 | 2 |" in text
     assert "| FMNIST, #C=2, E=10 | FedAvg | 20.00 | 23.83 | -3.83 | 1 |" in text
+    assert (
+        "FedLPA, FedNova, SCAFFOLD, FedProx, DENSE in FMNIST, #C=2, E=10: `bfl-run -m experiment=fedlpa_table5" in text
+    )
+    line = "dataset=fashion_mnist row=fedlpa/beta_0.5 local.epochs=10 method=fednova,scaffold,fedprox,dense`"
+    assert line in text
 
 
 def test_costs(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "outputs", resolve(*RELEASED), {"round": 1, "ga": 0.5, "bytes_up": 7_160_000})
     Table(folder / TIMING, TIMING_COLUMNS).append([{"round": 1, "client_seconds": 70.0, "server_seconds": 5.5}])
+    other = write_run(
+        tmp_path / "outputs", resolve(*RELEASED, "method=fedavg"), {"round": 1, "ga": 0.5, "bytes_up": 3_580_000}
+    )
+    Table(other / TIMING, TIMING_COLUMNS).append([{"round": 1, "client_seconds": 50.0, "server_seconds": 0.0}])
     text = " ".join(call_script("fedlpa", "table4", cwd=tmp_path).stdout.split())
-    assert "| fedlpa_released, seed 0 | 7.16 | 70.0 | 5.5 |" in text
+    assert "| fedlpa_released | 1 | 7.16 | 70.0 | 5.5 | 2.00 | 1.51 | 2.77 (1.12) | 65 (1.30) |" in text
+
+
+@pytest.mark.parametrize("table", ["2", "3", "5", "9", "10", "11"])
+def test_commands_for_what_is_missing_make_it(table: str) -> None:
+    """Without any run every cell is missing: the lines make as many runs as there are cells, and the last is a cell."""
+    paper = set(read_published("fedlpa", table))
+    num = 0
+    for line in fedlpa.missing_cells(table, sorted(paper), set()).values():
+        values = {key: value.split(",") for key, value in (part.split("=", 1) for part in line.split()[2:])}
+        num += math.prod(len(value) for value in values.values())
+        config = flatten(resolve(*(f"{key}={value[-1]}" for key, value in values.items())))
+        column = f"lambda={config['method.damping']}" if table == "3" else fedlpa.METHODS[config["method.name"]]
+        assert (fedlpa.row_of(config), column) in paper
+    assert num == len(paper)
 
 
 @pytest.mark.parametrize("command", ["table1", pytest.param("figure4", marks=pytest.mark.slow)])

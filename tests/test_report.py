@@ -14,6 +14,7 @@ import pytest
 
 from bfl_bench import records, report
 from bfl_bench.build import plan
+from bfl_bench.report.comparison import higher_is_better
 from bfl_bench.report.output import latex_of
 from tests.composing import resolve
 
@@ -32,9 +33,10 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 
 def write_run(folder: Path, *overrides: str, seed: int = 0, status: str = "done", **final: float) -> None:
-    """A finished run as the program leaves it, with two rounds of 3 + 1 and 5 + 1 seconds."""
+    """A finished run as the program leaves it, with two rounds of 3 + 1 and 5 + 1 seconds, on the papers' split."""
     folder.mkdir(parents=True)
-    records.start(folder, composed(*overrides) | {"seed": seed}, force=False)
+    split = [] if any(override.startswith("partition") for override in overrides) else ["partition.alpha=0.5"]
+    records.start(folder, composed(*split, *overrides) | {"seed": seed}, force=False)
     row: dict[str, records.Cell] = {"round": 2, "ga": 0.8, "ece": 0.1, "nll": 0.5, "la": 0.4, "worst10": 0.2, **final}
     records.Table(folder / records.METRICS, records.METRICS_COLUMNS).append([row])
     seconds = [{"round": i + 1, "client_seconds": s, "server_seconds": 1.0} for i, s in enumerate((3.0, 5.0))]
@@ -224,10 +226,30 @@ def test_figures_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> N
 
 def test_partition_figure_is_the_first_runs(tmp_path: Path, run_script: Run) -> None:
     for seed in (1, 0):
-        write_run(tmp_path / "runs" / f"{9 - seed}", "method=fvb", seed=seed)
-        (tmp_path / "runs" / f"{9 - seed}" / records.PARTITION_FIGURE).write_bytes(b"seed %d" % seed)
-    assert "digits, Dirichlet 0.1, seed 0" in run_script(ba_bfl, "figure2")
-    assert (tmp_path / "to" / "ba_bfl_figure2.png").read_bytes() == b"seed 0"
+        chosen = ["method=fvb", "aggregator=wb", "model.bayesian_layers=1"]
+        write_run(tmp_path / "runs" / f"{9 - seed}", *chosen, seed=seed)
+        counts = records.Table(
+            tmp_path / "runs" / f"{9 - seed}" / records.PARTITION_COUNTS, ["client", "class", "count"]
+        )
+        counts.append([{"client": 0, "class": 1, "count": 7 + seed}, {"client": 2, "class": 0, "count": 30}])
+    text = run_script(ba_bfl, "figure2")
+    assert "digits, Dirichlet 0.5, seed 0" in text
+    assert line_of(text, "0") == ["0", "0", "30"]
+    assert line_of(text, "1") == ["7", "0", "0"]
+    assert (tmp_path / "to" / "ba_bfl_figure2.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_other_papers_are_no_rows(tmp_path: Path, run_script: Run) -> None:
+    """One round, as in FedLPA, or another alpha, as in FOLA, beside a run of the paper's."""
+    ours = ["method=fvb", "aggregator=wb", "model.bayesian_layers=1"]
+    write_run(tmp_path / "runs" / "its", *ours, ece=0.1)
+    write_run(tmp_path / "runs" / "fedlpa", "method=fedavg", "partition=niid_bench", "partition.alpha=0.1", "rounds=1")
+    write_run(tmp_path / "runs" / "fola", "method=fedavg", "partition.alpha=0.01")
+    text = run_script(ba_bfl, "figure3")
+    assert line_of(text, "digits", "ECE (%)", "1", "WB")[0] == "10.0000"
+    assert "FedAVG" not in text
+    text = run_script(bfl_p, "table1", "--dataset", "fashion_mnist")
+    assert line_of(text, "Non-IID", "FEDAVG", "N/A")[0] == "-"
 
 
 def test_toy_figure_needs_no_runs(tmp_path: Path, run_script: Run) -> None:
@@ -285,8 +307,15 @@ def test_a_table_says_what_the_scale_changed() -> None:
     assert report.describe_scale("fola_table2", [config | {"rounds": 100, "dataset.autoaugment": True}]) == ""
 
 
+def test_a_column_under_another_rule_is_as_good_or_bad_as_the_column() -> None:
+    assert [higher_is_better(name) for name in ("ga", "ga@eaa", "nll", "nll@eaa", "residual")] == [True] * 2 + [
+        False
+    ] * 3
+
+
 def test_rows_of_a_scale_may_change_the_setting_too() -> None:
     config = {"rounds": 250, "local.epochs": 20, "server.lr": 0.8, "dataset.name": "femnist", "dataset.mean": [1]}
     for experiment in ("virtual_table2", "virtual_figure3"):  # the second takes all from the first
         text = report.describe_scale(experiment, [config, {"dataset.name": "har", "rounds": 60}])
-        assert "rounds 60 (paper: 250); dataset.mean [1] (paper: [0])." in text
+        assert "rounds 60 (paper: 250 or 23 or 30); dataset.mean [1] (paper: [0])." in text
+    assert "rounds" not in report.describe_scale("virtual_table2", [{"dataset.name": "har", "rounds": 30}])

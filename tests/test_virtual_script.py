@@ -34,17 +34,44 @@ def test_table_2_takes_the_maximum_over_rounds(tmp_path: Path) -> None:
     write_run(out, resolve("experiment=virtual", "method=fedavg", "dataset=vsn", "num_clients=null"), row(1, 0.4, 0.3))
     write_run(out, resolve("experiment=virtual", "method.init_from=server"), row(1, 0.99, 0.99))  # of Table III
     write_run(out, resolve("dataset=mnist"), {"round": 1, "ga": 0.1})  # no own test sets: not one of these
+    write_run(out, resolve("experiment=virtual", "local.epochs=100"), row(1, 0.99, 0.99))  # of Table IV
+    write_run(out, resolve("experiment=virtual_released"), row(1, 0.6, 0.61))
     text = " ".join(call_script("virtual", "table2", cwd=tmp_path).stdout.split())
-    assert "| FEMNIST, mlp | MT | Virtual | 90.0 | 95.7 | -5.7 | 2 |" in text
-    assert "| FEMNIST, mlp | S | Virtual | 85.0 | 90.9 | -5.9 | 2 |" in text
-    assert "| VSN, mlp | S | FedAvg | 40.0 | 89.6 | -49.6 | 1 |" in text
+    assert "| FEMNIST, mlp | MT | Virtual | 90.0 | 95.7 | -5.7 | 1 | 2 |" in text
+    assert "| FEMNIST, mlp | S | Virtual | 85.0 | 90.9 | -5.9 | 1 | 2 |" in text
+    assert "| FEMNIST, mlp | MT | Virtual (released) | 61.0 | 95.7 | -34.7 | 1 | 1 |" in text
+    assert "| VSN, mlp | S | FedAvg | 40.0 | 89.6 | -49.6 | 1 | 1 |" in text
+    assert "FedProx on NLP, lstm: `bfl-run -m experiment=virtual_table2 row=virtual/shakespeare method=fedprox`" in text
+
+
+def test_table_2_is_the_mean_over_seeds_of_the_best_setting(tmp_path: Path) -> None:
+    for lr, values in (("0.1", (0.5, 0.9)), ("0.01", (0.72, 0.74))):  # the best single run is not of the best setting
+        for seed, s in enumerate(values):
+            write_run(
+                tmp_path / "outputs", resolve("experiment=virtual", f"local.lr={lr}", f"seed={seed}"), row(1, s, s)
+            )
+    text = " ".join(call_script("virtual", "table2", cwd=tmp_path).stdout.split())
+    assert "| FEMNIST, mlp | S | Virtual | 73.0 +- 1.4 | 90.9 | -17.9 (!) | 2 | 2 | 250 rounds, E 20, lr 0.01" in text
 
 
 def test_table_3_and_what_is_missing(tmp_path: Path) -> None:
     write_run(tmp_path / "outputs", resolve("experiment=virtual", "method.prune=50", "rounds=2"), row(2, 0.5, 0.9))
     text = " ".join(call_script("virtual", "table3", cwd=tmp_path).stdout.split())
-    assert "| 50 % | Virtual | MT | 90.0 | 94.3 | 0.00 |" in text
-    assert "no run with 50 % pruned and Virtual + FedAvg init" in text
+    assert "| 50 % | Virtual | MT | 90.0 | 94.3 | -4.3 | 1 | 0.00 |" in text
+    start = "50 % pruned, Virtual + FedAvg init: `bfl-run -m experiment=virtual_table3"
+    assert f"{start} method.prune=50 method.init_from=server`" in text
+
+
+def test_table_3_is_of_one_setting(tmp_path: Path) -> None:
+    """Runs without pruning belong to it only if all else is alike."""
+    pruned = resolve("experiment=virtual", "method.prune=50")
+    write_run(tmp_path / "outputs", pruned, row(1, 0.5, 0.9))
+    write_run(tmp_path / "outputs", resolve("experiment=virtual", "local.lr=0.1"), row(1, 0.99, 0.99))
+    write_run(tmp_path / "outputs", resolve("experiment=virtual"), row(1, 0.6, 0.7))
+    text = " ".join(call_script("virtual", "table3", cwd=tmp_path).stdout.split())
+    assert "| 0 % | Virtual | S | 60.0 |" in text
+    write_run(tmp_path / "outputs", resolve("experiment=virtual", "method.prune=50", "local.lr=0.1"), row(1, 0.2, 0.2))
+    assert "several settings" in call_script("virtual", "table3", cwd=tmp_path).stderr
 
 
 def test_table_1_reads_the_partition(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from bfl_bench.report.output import (
     cells_as_markdown,
+    describe_missing,
     describe_notes,
     draw_curve,
     markdown,
@@ -39,6 +40,7 @@ from bfl_bench.report.runs import (
     group_over_seeds,
     is_beyond,
     summarise,
+    without,
 )
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "compare",
     "describe_changes",
     "describe_choice",
+    "describe_missing",
     "describe_notes",
     "describe_scale",
     "draw_curve",
@@ -75,5 +78,6 @@ __all__ = [
     "save_figure",
     "summarise",
     "sweep_lines",
+    "without",
     "write",
 ]

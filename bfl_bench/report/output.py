@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bfl_bench import records
+from bfl_bench.errors import BflError
 from bfl_bench.report.runs import Group, ReportError, summarise
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def run_script(description: str, commands: Mapping[str, Callable[[argparse.Names
     try:
         arguments = parse_arguments(description, commands)
         commands[arguments.command](arguments)
-    except ReportError as error:
+    except (BflError, OSError) as error:
         sys.exit(str(error))
 
 
@@ -130,6 +131,11 @@ def save_figure(figure: "Figure", to: Path, name: str) -> None:
 
 def describe_notes(notes: Sequence[str]) -> str:
     return "\nLeft out:\n\n" + "".join(f"- {note}\n" for note in notes) if notes else ""
+
+
+def describe_missing(missing: Mapping[str, str]) -> str:
+    """Of cells without a run: what they are, and the command that makes them."""
+    return "\nNo run of:\n\n" + "".join(f"- {what}: `{line}`\n" for what, line in missing.items()) if missing else ""
 
 
 def draw_curve(axes: "Axes", group: Group, column: str, factor: float = 100, **style: Any) -> None:

@@ -186,34 +186,33 @@ def changes(paper: Paper, groups: Iterable[Group]) -> Config:
 def describe_scale(experiment: str, configs: Iterable[Config]) -> str:
     """What runs have otherwise than the paper's setting, of all that conf/scale/of/EXPERIMENT_cpu.yaml shortens.
 
-    What the rows of an experiment set each for itself is not among it: tables show that. Nor is how many examples are
-    evaluated at once, which changes no result.
+    What a row of the experiment has is the paper's, too: tables show it. How many examples are evaluated at once
+    changes no result.
     """
     folder = records.config_folder()
-    paper, cpu = folder / "experiment" / f"{experiment}.yaml", folder / "scale" / "of" / f"{experiment}_cpu.yaml"
-    shortened = without(read_conf(cpu) | _read_rows(cpu), [*_read_rows(paper), "eval.batch_size"])
+    rows = _read_rows(folder / "experiment" / f"{experiment}.yaml")
+    cpu = folder / "scale" / "of" / f"{experiment}_cpu.yaml"
+    shortened = dict.fromkeys(key for values in (read_conf(cpu), *_read_rows(cpu)) for key in values)
     found: dict[str, set[str]] = {}
     for config in configs:
         expected = _expected(config, experiment)
-        for key in shortened:
-            if key in config and config[key] != expected.get(key):
-                text = f"{key} {json.dumps(config[key])} (paper: {json.dumps(expected.get(key))})"
-                found.setdefault(key, set()).add(text)
+        for key in without(shortened, ["eval.batch_size"]):
+            papers = [expected.get(key), *(row[key] for row in rows if key in row)]
+            if key in config and config[key] not in papers:
+                listed = " or ".join(dict.fromkeys(map(json.dumps, papers)))
+                found.setdefault(key, set()).add(f"{key} {json.dumps(config[key])} (paper: {listed})")
     text = "; ".join(part for key in shortened for part in sorted(found.get(key, ())))
     return f"\nNot the paper's setting, so no reproduction of it: {text}.\n" if text else ""
 
 
-def _read_rows(path: Path) -> Config:
-    """What the rows set that a file of conf/, or one that it builds on, sweeps over."""
+def _read_rows(path: Path) -> list[Config]:
+    """What the rows set, each, that a file of conf/, or one that it builds on, sweeps over."""
     content = yaml.safe_load(path.read_text()) or {}
-    values: Config = {}
-    for entry in content.get("defaults", []):
-        if isinstance(entry, str) and entry != "_self_":
-            values |= _read_rows(path.with_name(f"{entry}.yaml"))
     swept = content.get("hydra", {}).get("sweeper", {}).get("params", {}).get("row", "")
-    for row in filter(None, swept.split(",")):
-        values |= read_conf(records.config_folder() / "row" / f"{row}.yaml")
-    return values
+    if swept:
+        return [read_conf(records.config_folder() / "row" / f"{row}.yaml") for row in swept.split(",")]
+    built_on = [entry for entry in content.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    return [row for entry in built_on for row in _read_rows(path.with_name(f"{entry}.yaml"))]
 
 
 def sweep_lines(paper: Paper, released: bool, dataset: str, rows: Iterable[Row], changed: Config) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from bfl_bench import records
+from bfl_bench.errors import BflError
 
 Config = dict[str, Any]
 """Flat: `local.lr` -> 0.01. Only what decides a result, as `records.identity` has it."""
@@ -22,7 +23,7 @@ Config = dict[str, Any]
 PARTS = ("dataset", "partition", "method", "aggregator")
 
 
-class ReportError(Exception):
+class ReportError(BflError):
     """The runs cannot be put into one table; the sentence says why, and what to do."""
 
 
