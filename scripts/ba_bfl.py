@@ -114,7 +114,7 @@ def draw_layers(arguments: Namespace) -> None:
     from matplotlib.figure import Figure
 
     runs, notes = report.find_runs(arguments.runs, arguments.where, row_of)
-    settings = report.find_settings(PAPER, runs)
+    settings = report.find_settings(PAPER, runs, arguments.best_over)
     if not settings:
         raise report.ReportError("no finished run of BA-BFL there; `table1` prints the lines that make them")
     quantities = FIGURES[arguments.command]
@@ -145,7 +145,8 @@ def draw_layers(arguments: Namespace) -> None:
         head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
         rows = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in line.values()] for line in lines]
         changed = report.describe_changes(PAPER, setting.cells.values())
-        text = f"# BA-BFL, {arguments.command}: {setting.title}\n{changed}\n{report.markdown(head, rows)}"
+        text = f"# BA-BFL, {arguments.command}: {setting.title}\n{report.describe_choice(arguments.best_over)}{changed}"
+        text += "\n" + report.markdown(head, rows)
         report.write(arguments.to, name, text + report.describe_notes(notes), lines)
         report.save_figure(figure, arguments.to, name)
 
@@ -164,4 +165,4 @@ COMMANDS: dict[str, Callable[[Namespace], None]] = {
 }
 
 if __name__ == "__main__":
-    report.run_script(__doc__ or "", COMMANDS)
+    report.run_script(__doc__ or "", COMMANDS, ["table1", *FIGURES])

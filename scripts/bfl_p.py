@@ -190,4 +190,4 @@ COMMANDS: dict[str, Callable[[Namespace], None]] = {
 }
 
 if __name__ == "__main__":
-    report.run_script(__doc__ or "", COMMANDS)
+    report.run_script(__doc__ or "", COMMANDS, ["table1", "table3", "table4", "table4_100"])

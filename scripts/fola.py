@@ -420,4 +420,4 @@ COMMANDS: dict[str, Callable[[Namespace], None]] = {
 }
 
 if __name__ == "__main__":
-    report.run_script(__doc__ or "", COMMANDS)
+    report.run_script(__doc__ or "", COMMANDS, [*CURVE_FIGURES, "figure6"])

@@ -23,9 +23,11 @@ SMALL = (
 """Overrides that make a run small: clients of unequal size, a fraction of a second."""
 
 
+DENSE = [f"method.{key}" for key in ("epochs=2", "generator_steps=2", "num_images=6", "width=2", "latent=3")]
 NEEDS = {
     "fedbe": ["dataset.server_samples=20", "method.epochs=2", "method.batch_size=8"],
-    "dense": [f"method.{key}" for key in ("epochs=2", "generator_steps=2", "num_images=6", "width=2", "latent=3")],
+    "dense": DENSE,
+    "dense_fedlpa": DENSE,
     "fedlpa_released": ["method.descent_steps=3"],
     "virtual": ["server.lr=0.3"],
     "virtual_released": ["server.lr=0.3"],

@@ -63,8 +63,19 @@ def test_table_5_names_every_solver_and_the_authors_rule(tmp_path: Path) -> None
     assert (
         "FedLPA, FedNova, SCAFFOLD, FedProx, DENSE in FMNIST, #C=2, E=10: `bfl-run -m experiment=fedlpa_table5" in text
     )
-    line = "dataset=fashion_mnist row=fedlpa/beta_0.5 local.epochs=10 method=fednova,scaffold,fedprox,dense`"
+    line = "dataset=fashion_mnist row=fedlpa/beta_0.5 local.epochs=10 method=fednova,scaffold,fedprox,dense_fedlpa`"
     assert line in text
+
+
+def test_best_over_the_strength_of_fedprox(tmp_path: Path) -> None:
+    for mu, ga in ((0.01, 0.5), (0.1, 0.6)):
+        write_run(tmp_path / "outputs", resolve(*RELEASED, "method=fedprox", f"method.mu={mu}"), {"round": 1, "ga": ga})
+    assert "two runs are one cell" in call_script("fedlpa", "table5", cwd=tmp_path).stderr
+    text = " ".join(call_script("fedlpa", "table5", "--best-over", "method.mu", cwd=tmp_path).stdout.split())
+    assert "Best over method.mu" in text
+    assert "FedProx | 60.00 |" in text
+    refused = call_script("fedlpa", "table4", "--best-over", "method.mu", cwd=tmp_path)
+    assert "table4 does not take it; allowed with table1" in refused.stderr
 
 
 def test_costs(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +49,20 @@ def parse_where(items: Iterable[str]) -> dict[str, object]:
     return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
-def run_script(description: str, commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> None:
-    """The main function of a script: what the user asks for, or one sentence why it cannot be."""
+def run_script(
+    description: str, commands: Mapping[str, Callable[[argparse.Namespace], None]], choosing: Collection[str] = ()
+) -> None:
+    """The main function of a script: what the user asks for, or one sentence why it cannot be.
+
+    `choosing` are the commands that heed --best-over.
+    """
     try:
         arguments = parse_arguments(description, commands)
+        if arguments.best_over and arguments.command not in choosing:
+            allowed = (
+                f"allowed with {', '.join(choosing)}" if choosing else "no command of this script has such a choice"
+            )
+            raise ReportError(f"--best-over: {arguments.command} does not take it; {allowed}")
         commands[arguments.command](arguments)
     except (BflError, OSError) as error:
         sys.exit(str(error))
