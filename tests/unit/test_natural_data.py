@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bfl_bench.data.dataset import Dataset
+from bfl_bench.data.natural.har import compute_features
 from bfl_bench.data.natural.owning import choose, count_test, draw_test
 from bfl_bench.data.natural.plays import read_roles
 from bfl_bench.data.natural.shakespeare import CHARACTERS, VOCABULARY_SIZE
@@ -481,6 +482,34 @@ def signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.nda
     layouts = (SignalArchive(hash_signals(arrays)),)
     monkeypatch.setitem(SOURCES, "har_raw", replace(SOURCES["har_raw"], layouts=layouts))
     return arrays
+
+
+def test_features_computed_from_windows(signals: dict[str, np.ndarray], tmp_path: Path) -> None:
+    data = configured("har", features="computed", test_fraction=0.5).load(tmp_path)
+    assert sizes(data) == [(3, 2), (3, 3)]
+    assert (data.input_shape, data.num_classes) == ((223,), 12)
+    assert data.train.x.isfinite().all()
+    np.testing.assert_allclose(data.train.x.mean(0), 0, atol=1e-4)
+
+
+def test_features_of_waves() -> None:
+    """Of 16 signals, in this order: 6 channels, their 6 changes, 4 lengths; 13 numbers of each, then correlations."""
+    time = np.arange(128) / 128
+    windows = np.zeros((2, 6, 128), np.float32)
+    windows[0, 0] = 3 + 2 * np.sin(2 * np.pi * 5 * time)
+    windows[0, 1] = -windows[0, 0]
+    found = compute_features(windows)
+    assert found.shape == (2, 16 * 13 + 15)
+    of_waves, correlations = found[0, :208].reshape(13, 16), found[0, 208:]
+    numbers = {"mean": 0, "std": 1, "min": 2, "median": 4, "max": 6, "peak": 10, "centroid": 11}
+    waves = {"mean": 3, "std": 2**0.5, "min": 1, "median": 3, "max": 5, "peak": 5, "centroid": 5}
+    for name, number in numbers.items():
+        assert of_waves[number, 0] == pytest.approx(waves[name], abs=0.06), name
+    assert of_waves[0, 12] == pytest.approx(2**0.5 * 3, abs=1e-4)  # the length of the acceleration
+    assert correlations[0] == pytest.approx(-1, abs=1e-5)
+    assert not correlations[1:].any()  # with what does not move
+    assert not found[1, :208].reshape(13, 16)[[0, 1, 10]].any()
+    assert np.isfinite(found).all()
 
 
 def test_windows_lie_within_one_activity_of_one_recording(signals: dict[str, np.ndarray], tmp_path: Path) -> None:
