@@ -156,8 +156,9 @@ def measure_aggregation(options: argparse.Namespace) -> Section:
     head = ["rule", "clients", "columns", "median", "minimum", "maximum", "target", "met", "inputs (MB)", "peak beyond"]
     text = (
         "## E: aggregation\n\nTime as a multiple of reading the inputs once, on one thread, which here gives "
-        f"{spread(speeds, 1)} GB/s; the peak of memory beyond the inputs. `fvb_eaa`: the server step of `fvb`.\n\n"
+        f"{spread(speeds, 1)} GB/s; the peak of memory beyond the inputs. `fvb_eaa`: the server step of `fvb`."
     )
+    text += "\n\n" if options.full else " With --full 1000 clients have a million columns too.\n\n"
     return Section(text + markdown(head, rows), bars)
 
 
@@ -268,7 +269,8 @@ def measure_stacked(options: argparse.Namespace) -> Section:
         rows.append([describe_network(work), str(parameters), str(work.cohort), str(work.batch_size)])
         rows[-1].append(spread(divide(seconds["stacked"], seconds["one by one"]), 2))
     head = ["network", "parameters", "clients", "batch", "stacked / one by one"]
-    return Section("## Clients stacked by vmap\n\n" + markdown(head, rows), {})
+    text = "## Clients stacked by vmap\n\nNot an engine of this program: `docs/scaling.md` says why.\n\n"
+    return Section(text + markdown(head, rows), {})
 
 
 def draw(bars: dict[str, float], path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bfl_bench.report import read_published
 from tests.composing import call_script, resolve, write_run
 from tests.conftest import BflRun
 
@@ -72,6 +73,17 @@ def test_first_round_is_paired_by_seed(tmp_path: Path) -> None:
     assert "50.00 +- 20.00 | 40.00 +- 0.00 | 10.00 +- 20.00 | 2 of 3" in " ".join(out.split())
 
 
+def test_published_numbers() -> None:
+    table, text = read_published("fola", "2"), read_published("fola", "text of Sec. IV-C")
+    assert (len(table), len(text)) == (26, 2)
+    assert table["Ours", "GA (%)"] == 48.57
+    assert table["Ours", "rounds to 30 %"] == 4
+    assert table["FedNova", "LA (%)"] == 10.0
+    assert table["SCAFFOLD", "GA (%)"] == 20.3
+    assert table["FedBE", "E"] == 20
+    assert (table["FedCurv", "GA (%)"], text["FedCurv", "GA (%)"]) == (41.31, 42.16)
+
+
 def test_table_2_has_best_and_last_and_the_papers_two_numbers(tmp_path: Path) -> None:
     for seed, accuracies in enumerate([(0.1, 0.35, 0.3), (0.2, 0.45, 0.4)]):
         config = resolve("experiment=fola_table2", "row=fola_table2/fedavg", f"seed={seed}")
@@ -80,7 +92,8 @@ def test_table_2_has_best_and_last_and_the_papers_two_numbers(tmp_path: Path) ->
     done = fola("table2", cwd=tmp_path)
     out = " ".join(done.stdout.split())
     assert "| FedAvg | 40 | 40.00 +- 7.07 | 35.00 +- 7.07 | 12.00 +- 0.00 | 1.5 | 2.0 | 2.0 (1 of 2) | 2 |" in out
-    assert "42.16 (43.34 in the text)" in out
+    assert "42.16 (43.34 in the text) | -2.16 | 14.15 | -2.15 (!) |" in out
+    assert "- Ours: `bfl-run -m experiment=fola_table2 row=fola_table2/fola`" in out
     assert "no reproduction" not in out
 
 
