@@ -22,7 +22,7 @@ from bfl_bench.report import Config, Run
 METHODS = {"fola": "Ours", "fedavg": "FedAvg", "fedcurv": "FedCurv", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
 METHODS |= {"fedbe": "FedBE", "fedprox": "FedProx (not in the paper)"}
 TABLE = "bfl-run -m experiment=fola_table2"
-FIRST_ROUND = "bfl-run -m experiment=fola_figure3 scale=cpu"
+FIRST_ROUND = "bfl-run -m experiment=fola_figure3"
 
 
 # Table II
