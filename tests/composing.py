@@ -1,5 +1,8 @@
 """Compose configs in tests as the command line does."""
 
+import contextlib
+import io
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,6 +17,7 @@ from bfl_bench.measure import write_summary
 from bfl_bench.records import config_folder
 from bfl_bench.run import Experiment, run
 
+SCRIPTS = Path(__file__).parent.parent / "scripts"
 COMMAND = str(Path(sys.executable).with_name("bfl-run"))
 
 SMALL = (
@@ -77,5 +81,16 @@ def write_run(out: Path, config: dict[str, Any], *rows: dict[str, records.Cell])
 
 
 def call_script(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    script = Path(__file__).parent.parent / "scripts" / f"{name}.py"
-    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, cwd=cwd)
+    """As if it were a process of its own, but in this one, where all has been imported."""
+    script = str(SCRIPTS / f"{name}.py")
+    out, err, before, code = io.StringIO(), io.StringIO(), sys.argv, 0
+    sys.argv = [script, *arguments]
+    try:
+        with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        err.write(f"{end.code}\n")
+    finally:
+        sys.argv = before
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())

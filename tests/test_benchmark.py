@@ -2,26 +2,20 @@
 
 import ast
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import aggregation
+import benchmark
 import pytest
+import stacked
 import torch
+import workloads
+from peers.work import Workload, client_data, make_data, make_network
 
 from bfl_bench import aggregators
 from bfl_bench.method import Client
 from bfl_bench.rng import stream
-
-sys.path.insert(
-    0, str(Path(__file__).parent.parent / "scripts")
-)  # the scripts import one another as they do when they are run
-
-import aggregation
-import benchmark
-import stacked
-import workloads
-from peers.work import Workload, client_data, make_data, make_network
 
 TINY = Workload("mlp", num_clients=4, cohort=2, samples=50, epochs=2, batch_size=16, rounds=5, lr=0.1, hidden=8, side=8)
 BAYESIAN = replace(TINY, bayesian=True)

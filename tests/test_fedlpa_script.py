@@ -2,9 +2,9 @@
 
 import csv
 import math
-import sys
 from pathlib import Path
 
+import fedlpa
 import pytest
 
 from bfl_bench.build import reload
@@ -12,9 +12,6 @@ from bfl_bench.records import TIMING, TIMING_COLUMNS, Table
 from bfl_bench.report import HERE, flatten, read_published
 from tests.composing import call_script, only_folder, resolve, write_run
 from tests.conftest import BflRun
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-import fedlpa
 
 RELEASED = ["experiment=fedlpa_released", "local.epochs=10"]
 

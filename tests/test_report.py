@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ba_bfl
+import bfl_p
 import pytest
 
 from bfl_bench import records, report
@@ -17,12 +19,6 @@ from bfl_bench.build import plan
 from bfl_bench.report.comparison import higher_is_better
 from bfl_bench.report.output import latex_of
 from tests.composing import resolve
-
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-sys.path.insert(0, str(SCRIPTS))  # the scripts import one another as they do when they are run
-
-import ba_bfl  # noqa: E402
-import bfl_p  # noqa: E402
 
 Run = Callable[..., str]
 
