@@ -377,7 +377,7 @@ def make_figure3(arguments: Namespace) -> None:
     for axes, (title, matrix) in zip(
         figure.subplots(1, 2), (("empirical Fisher", full), ("Kronecker blocks", blocks)), strict=True
     ):
-        image = axes.imshow(matrix, cmap="RdBu_r", norm=SymLogNorm(scale / 1000, vmin=-scale, vmax=scale))
+        image = axes.imshow(matrix.numpy(), cmap="RdBu_r", norm=SymLogNorm(scale / 1000, vmin=-scale, vmax=scale))
         axes.set_title(f"{title}, {len(full)} parameters")
     figure.colorbar(image, ax=axes, shrink=0.8)
     cells: list[dict[str, object]] = []

@@ -352,8 +352,9 @@ def make_figure8(arguments: Namespace) -> None:
     axes.legend()
     axes.grid(alpha=0.3)
     text = "# FOLA, Fig. 8: GA against LA over all hyperparameters\n\n" + report.cells_as_markdown(cells)
-    if len(cells) > 2:
-        rho = spearmanr([cell["la"] for cell in cells], [cell["ga"] for cell in cells]).statistic
+    local, overall = [cell["la"] for cell in cells], [cell["ga"] for cell in cells]
+    if len(cells) > 2 and len(set(local)) > 1 and len(set(overall)) > 1:
+        rho = spearmanr(local, overall).statistic
         text += f"\nSpearman correlation over {len(cells)} settings: {rho:.2f}. The paper calls the two generally "
         text += "positively correlated and prints no number.\n"
     text += report.describe_scale("fola_figure8", (group.config for group in groups)) + f"\nMore: `{line}`\n"

@@ -209,8 +209,9 @@ def make_figure12(arguments: Namespace) -> None:
         handles, labels = axes.get_legend_handles_labels()
         unique = dict(zip(labels, handles, strict=True))
         axes.legend(unique.values(), unique.keys(), fontsize=6)
-        if len(here) > 2:
-            rho = spearmanr([point.distance for point in here], [point.accuracy for point in here]).statistic
+        distances, accuracies = [point.distance for point in here], [point.accuracy for point in here]
+        if len(here) > 2 and len(set(distances)) > 1 and len(set(accuracies)) > 1:
+            rho = spearmanr(distances, accuracies).statistic
             text += f"\nSpearman correlation of {kind} and {name} accuracy over all points: {rho:.2f}\n"
     report.write(arguments.to, "fola_figure12", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, "fola_figure12")

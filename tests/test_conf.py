@@ -95,19 +95,22 @@ def test_every_row_is_swept_by_an_experiment_that_it_fits(row: str) -> None:
     assert plan(resolve(f"experiment={(users or ['fola_table2'])[0]}", f"row={row}"))
 
 
+def read_swept_rows(path: Path) -> list[str]:
+    content = yaml.safe_load(path.read_text()) if path.exists() else None
+    swept = ((content or {}).get("hydra") or {}).get("sweeper", {}).get("params", {}).get("row", "")
+    return [row.strip() for row in swept.split(",") if row]
+
+
 SWEPT_ROWS = {
-    name: (yaml.safe_load((config_folder() / "experiment" / f"{name}.yaml").read_text()).get("hydra", {}) or {})
-    .get("sweeper", {})
-    .get("params", {})
-    .get("row", "")
-    .split(",")
+    name: read_swept_rows(config_folder() / "experiment" / f"{name}.yaml")
+    + read_swept_rows(config_folder() / "scale" / "of" / f"{name}_cpu.yaml")
     for name in FILES["experiment"]
 }
 
 
 @pytest.mark.parametrize("name", FILES["experiment"])
 def test_the_sweep_of_an_experiment_names_rows_that_exist(name: str) -> None:
-    assert all(f"{row.strip()}.yaml" in ROWS for row in SWEPT_ROWS[name] if row)
+    assert all(f"{row}.yaml" in ROWS for row in SWEPT_ROWS[name])
 
 
 @pytest.mark.slow
