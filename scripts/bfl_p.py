@@ -34,14 +34,15 @@ RULES = {"EAA": "eaa", "GAA": "gaa", "AALV": "aalv", "PPA": "ppa", "CF": "cf"}
 RULES_RELEASED = {rule: name if rule == "AALV" else f"{name}_released" for rule, name in RULES.items()}
 # The released code pads, crops and flips CIFAR-10; the paper does not say.
 CROPPED = {"dataset.crop_padding": 4, "dataset.crop_fill": "reflect", "dataset.flip": True}
+DATASETS: dict[str, Config] = {"fashion_mnist": {}, "cifar10": CROPPED, "svhn": {}}
 
 
 def row_of(num_clients: int, config: Config) -> Row | None:
     """The row of tables 1, 3 and 4 that a run belongs to, if any."""
     if config.get("model.bayesian_layers") not in ("auto", "all") or config["num_clients"] != num_clients:
         return None
-    if config["rounds"] == 1 or config.get("partition.alpha", 0.5) != 0.5:
-        return None  # of another paper: one-shot learning, other splits
+    if config["dataset.name"] not in DATASETS or config["rounds"] == 1 or config.get("partition.alpha", 0.5) != 0.5:
+        return None  # of another paper: other data, one-shot learning, other splits
     partition = PARTITIONS.get(config["partition.name"])
     model = MODELS.get((config["method.name"], config.get("method.weights", "")))
     rules = RULES_RELEASED if report.is_released(config) else RULES
@@ -67,7 +68,7 @@ PAPER = report.Paper(
     labels=("method.weights",),
     row_of=partial(row_of, 10),
     overrides_of=overrides_of,
-    datasets={"fashion_mnist": {}, "cifar10": CROPPED, "svhn": {}},
+    datasets=DATASETS,
 )
 LARGE = replace(
     PAPER, row_of=partial(row_of, 100), values={"num_clients": 100, "participation": 0.1, "rounds": 500}

@@ -31,7 +31,8 @@ def composed(*overrides: str) -> dict[str, Any]:
 def write_run(folder: Path, *overrides: str, seed: int = 0, status: str = "done", **final: float) -> None:
     """A finished run as the program leaves it, with two rounds of 3 + 1 and 5 + 1 seconds, on the papers' split."""
     folder.mkdir(parents=True)
-    split = [] if any(override.startswith("partition") for override in overrides) else ["partition.alpha=0.5"]
+    default = {"partition": "partition.alpha=0.5", "dataset": "dataset=fashion_mnist"}
+    split = [value for key, value in default.items() if not any(o.startswith(key) for o in overrides)]
     records.start(folder, composed(*split, *overrides) | {"seed": seed}, force=False)
     row: dict[str, records.Cell] = {"round": 2, "ga": 0.8, "ece": 0.1, "nll": 0.5, "la": 0.4, "worst10": 0.2, **final}
     records.Table(folder / records.METRICS, records.METRICS_COLUMNS).append([row])
@@ -98,7 +99,7 @@ def test_published_cells_are_those_of_the_papers() -> None:
 def test_seeds_are_averaged_whatever_the_folders_are_called(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.1, 0.2, 0.6)):
         write_run(tmp_path / f"svhn_iid_{seed}", "method=fvb", seed=seed, ga=accuracy)
-    runs, notes = report.find_runs([tmp_path], {"dataset.name": "digits"})
+    runs, notes = report.find_runs([tmp_path], {"dataset.name": "fashion_mnist"})
     (group,) = report.group_over_seeds(runs)
     stats = group.stats("ga", 100)
     assert notes == []
@@ -211,10 +212,12 @@ def test_figures_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> N
             chosen = ["method=fvb", "aggregator=wb", f"model.bayesian_layers={layers}"]
             write_run(runs / f"{layers}", *chosen, seed=seed, ece=ece, la=0.5 + ece)
     text = run_script(ba_bfl, "figure3")
-    assert line_of(text, "digits", "ECE (%)", "0", "FedAVG") == ["21.0000", "1.0000", "2"]
-    assert line_of(text, "digits", "ECE (%)", "3", "WB") == ["11.0000", "1.0000", "2"]
-    assert line_of(run_script(ba_bfl, "figure4"), "digits", "seconds per round", "1", "WB")[0] == "5.0000"
-    assert line_of(run_script(ba_bfl, "figure5"), "digits", "average local accuracy (%)", "1", "WB")[0] == "61.0000"
+    assert line_of(text, "fashion_mnist", "ECE (%)", "0", "FedAVG") == ["21.0000", "1.0000", "2"]
+    assert line_of(text, "fashion_mnist", "ECE (%)", "3", "WB") == ["11.0000", "1.0000", "2"]
+    assert line_of(run_script(ba_bfl, "figure4"), "fashion_mnist", "seconds per round", "1", "WB")[0] == "5.0000"
+    assert (
+        line_of(run_script(ba_bfl, "figure5"), "fashion_mnist", "average local accuracy (%)", "1", "WB")[0] == "61.0000"
+    )
     for name in ("figure3", "figure4", "figure5"):
         for kind, start in (("pdf", b"%PDF"), ("png", b"\x89PNG")):
             assert (tmp_path / "to" / f"ba_bfl_{name}_equations.{kind}").read_bytes().startswith(start)
@@ -229,7 +232,7 @@ def test_partition_figure_is_the_first_runs(tmp_path: Path, run_script: Run) -> 
         )
         counts.append([{"client": 0, "class": 1, "count": 7 + seed}, {"client": 2, "class": 0, "count": 30}])
     text = run_script(ba_bfl, "figure2")
-    assert "digits, Dirichlet 0.5, seed 0" in text
+    assert "fashion_mnist, Dirichlet 0.5, seed 0" in text
     assert line_of(text, "0") == ["0", "0", "30"]
     assert line_of(text, "1") == ["7", "0", "0"]
     assert (tmp_path / "to" / "ba_bfl_figure2.png").read_bytes().startswith(b"\x89PNG")
@@ -241,8 +244,9 @@ def test_runs_of_other_papers_are_no_rows(tmp_path: Path, run_script: Run) -> No
     write_run(tmp_path / "runs" / "its", *ours, ece=0.1)
     write_run(tmp_path / "runs" / "fedlpa", "method=fedavg", "partition=niid_bench", "partition.alpha=0.1", "rounds=1")
     write_run(tmp_path / "runs" / "fola", "method=fedavg", "partition.alpha=0.01")
+    write_run(tmp_path / "runs" / "several", "method=fedavg", "dataset=mnist")  # FedLPA's Fig. 2
     text = run_script(ba_bfl, "figure3")
-    assert line_of(text, "digits", "ECE (%)", "1", "WB")[0] == "10.0000"
+    assert line_of(text, "fashion_mnist", "ECE (%)", "1", "WB")[0] == "10.0000"
     assert "FedAVG" not in text
     text = run_script(bfl_p, "table1", "--dataset", "fashion_mnist")
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if "| FEDAVG" in line]
