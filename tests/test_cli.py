@@ -230,6 +230,7 @@ def test_config_yaml_reruns_the_run(bfl_run: BflRun, tmp_path: Path) -> None:
     assert records.folder_name(stored) == only_folder(tmp_path / "outputs").name
 
 
+@pytest.mark.slow
 def test_a_key_that_only_some_points_have(bfl_run: BflRun, tmp_path: Path) -> None:
     """FedAvg has no mu: that point does not compose, the other runs."""
     result = bfl_run("-m", *SMALL, "method=fedavg,fedprox", "method.mu=0.1")
@@ -294,6 +295,7 @@ def test_another_split_is_not_continued(bfl_run: BflRun, tmp_path: Path) -> None
     assert "was begun on another split" in result.err
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_if_a_kill_prevented_it(bfl_run: BflRun, tmp_path: Path) -> None:
     assert bfl_run(*SMALL).code == 0
     curves = only_folder(tmp_path / "outputs") / "curves.png"

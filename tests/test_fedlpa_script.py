@@ -86,6 +86,7 @@ def test_costs(tmp_path: Path) -> None:
     assert "| fedlpa_released | 1 | 7.16 | 70.0 | 5.5 | 2.00 | 1.51 | 2.77 (1.12) | 65 (1.30) |" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["2", "3", "5", "9", "10", "11"])
 def test_commands_for_what_is_missing_make_it(table: str) -> None:
     """Without any run every cell is missing: the lines make as many runs as there are cells, and the last is a cell."""

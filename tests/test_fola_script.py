@@ -60,6 +60,7 @@ def test_figure_12_leads_from_step_to_step(bfl_run: BflRun, tmp_path: Path) -> N
     assert distances[-1] > distances[0]  # more epochs, more forgetting
 
 
+@pytest.mark.slow
 def test_first_round_is_paired_by_seed(tmp_path: Path) -> None:
     def make(method: str, seed: int, ga: float) -> None:
         overrides = ["experiment=mnist_mlp", f"method={method}", "rounds=1", f"seed={seed}"]

@@ -204,6 +204,7 @@ def test_printed_commands_make_the_papers_rows(paper: report.Paper, released: bo
 # Figures
 
 
+@pytest.mark.slow
 def test_figures_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> None:
     for seed, ece in enumerate((0.10, 0.12)):
         runs = tmp_path / "runs" / f"{seed}"

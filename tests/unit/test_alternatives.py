@@ -132,6 +132,7 @@ def test_rules_come_with_their_configs() -> None:
 RULES = sorted(path.stem for path in (config_folder() / "aggregator").glob("[!_]*.yaml") if path.stem != "none")
 
 
+@pytest.mark.slow
 def test_every_rule_at_once(tmp_path: Path) -> None:
     (row,) = table(run_in(tmp_path, *FVB, "rounds=1", f"eval.also_aggregate=[{','.join(RULES)}]"))
     for name in RULES:
