@@ -16,7 +16,7 @@ from bfl_bench.run import run
 from tests.composing import choose, experiment, run_in
 
 # A released variant is the same class with other values: tests/test_conf.py runs those.
-METHODS = sorted(path.stem for path in (config_folder() / "method").glob("*.yaml") if "_released" not in path.stem)
+METHODS = sorted(path.stem for path in (config_folder() / "method").glob("*.yaml") if "_" not in path.stem)
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
 
