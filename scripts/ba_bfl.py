@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from bfl_p import DATASETS, PARTITIONS, draw_toy
+from bfl_p import DATASETS, PARTITIONS, draw_toy, is_of_another_paper
 
 from bfl_bench import records, report
 from bfl_bench.report import Config, Row
@@ -35,8 +35,8 @@ def row_of(config: Config) -> Row | None:
     """The row of table 1 that a run belongs to, if any: partition, number of Bayesian layers, rule."""
     if PARTITIONS.get(config["partition.name"]) != "Non-IID" or config.get("method.weights") != "size":
         return None
-    if config["dataset.name"] not in DATASETS or config["rounds"] == 1 or config["partition.alpha"] != 0.5:
-        return None  # of another paper: other data, one-shot learning, other splits
+    if is_of_another_paper(config):
+        return None
     layers = config.get("model.bayesian_layers")
     if config["method.name"] == "fedavg":
         return "Non-IID", "0", "FedAVG"

@@ -37,12 +37,18 @@ CROPPED = {"dataset.crop_padding": 4, "dataset.crop_fill": "reflect", "dataset.f
 DATASETS: dict[str, Config] = {"fashion_mnist": {}, "cifar10": CROPPED, "svhn": {}}
 
 
+def is_of_another_paper(config: Config) -> bool:
+    """Other data, one-shot learning, other splits: neither BFL-P's nor BA-BFL's."""
+    other_split = config.get("partition.alpha", 0.5) != 0.5
+    return config["dataset.name"] not in DATASETS or config["rounds"] == 1 or other_split
+
+
 def row_of(num_clients: int, config: Config) -> Row | None:
     """The row of tables 1, 3 and 4 that a run belongs to, if any."""
     if config.get("model.bayesian_layers") not in ("auto", "all") or config["num_clients"] != num_clients:
         return None
-    if config["dataset.name"] not in DATASETS or config["rounds"] == 1 or config.get("partition.alpha", 0.5) != 0.5:
-        return None  # of another paper: other data, one-shot learning, other splits
+    if is_of_another_paper(config):
+        return None
     partition = PARTITIONS.get(config["partition.name"])
     model = MODELS.get((config["method.name"], config.get("method.weights", "")))
     rules = RULES_RELEASED if report.is_released(config) else RULES

@@ -100,11 +100,7 @@ def make_table(table: str, arguments: Namespace) -> None:
     output: list[dict[str, object]] = []
     for (row, column, name), seeds in sorted(found.items()):
         ours, theirs = report.summarise(list(seeds.values())), paper.get((row, column))
-        spread = f" +- {ours.std:.2f}" if ours.num > 1 else ""
-        difference = f"{ours.mean - theirs:+.2f}" if theirs is not None else "-"
-        difference += " (!)" if theirs is not None and report.is_beyond(ours.mean - theirs, ours.std) else ""
-        printed = "-" if theirs is None else f"{theirs:.2f}"
-        lines.append([row, name, f"{ours.mean:.2f}{spread}", printed, difference, str(ours.num)])
+        lines.append([row, name, *ours.compare(theirs), str(ours.num)])
         output.append({"row": row, "method": name, "mean": ours.mean, "std": ours.std, "paper": theirs, "n": ours.num})
     text = (
         f"# FedLPA, table {table}: accuracy (%) after one round\n\nOurs: mean +- standard deviation over seeds. What "

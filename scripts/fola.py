@@ -34,16 +34,7 @@ def reached(run: Run, percent: int) -> int | None:
 
 
 def spread(values: Sequence[float]) -> str:
-    found = report.summarise(values)
-    return f"{found.mean:.2f}" + (f" +- {found.std:.2f}" if found.num > 1 else "")
-
-
-def difference(values: Sequence[float], paper: float | None) -> str:
-    """Ours - the paper's, with a mark where it is beyond our spread; the paper prints none."""
-    if paper is None:
-        return "-"
-    found = report.summarise(values)
-    return f"{found.mean - paper:+.2f}" + (" (!)" if report.is_beyond(found.mean - paper, found.std) else "")
+    return report.summarise(values).describe()
 
 
 def rounds_text(values: Sequence[int | None]) -> str:
@@ -92,9 +83,9 @@ def make_table2(arguments: Namespace) -> None:
             ga = f"{printed['GA (%)']:.2f}" if printed else "-"
             ga += f" ({text_says[name, 'GA (%)']:.2f} in the text)" if (name, "GA (%)") in text_says else ""
             theirs = {"paper's E": f"{printed.get('E', 0):.0f}" if printed else "-", "paper's GA": ga}
-            theirs["diff."] = difference(best, printed.get("GA (%)"))
+            theirs["diff."] = report.summarise(best).compare(printed.get("GA (%)"))[2]
             theirs |= {"paper's LA": f"{printed['LA (%)']:.2f}" if printed else "-"}
-            theirs["diff. of LA"] = difference(local, printed.get("LA (%)"))
+            theirs["diff. of LA"] = report.summarise(local).compare(printed.get("LA (%)"))[2]
             for percent in (30, 40):
                 value = printed.get(f"rounds to {percent} %")
                 theirs[f"paper's {percent} %"] = f"{value:.0f}" if value else "-"

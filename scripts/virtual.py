@@ -72,13 +72,7 @@ class Score(NamedTuple):
 
     @property
     def cells(self) -> list[str]:
-        """Ours, the paper's, the difference, the number of seeds."""
-        ours = f"{self.stats.mean:.1f}" + (f" +- {self.stats.std:.1f}" if self.stats.num > 1 else "")
-        if self.paper is None:
-            return [ours, "-", "-", str(self.stats.num)]
-        difference = self.stats.mean - self.paper
-        mark = " (!)" if report.is_beyond(difference, self.stats.std) else ""
-        return [ours, f"{self.paper:.1f}", f"{difference:+.1f}{mark}", str(self.stats.num)]
+        return [*self.stats.compare(self.paper, 1), str(self.stats.num)]
 
     @property
     def values(self) -> dict[str, object]:
@@ -119,10 +113,10 @@ def make_accuracies(table: str, arguments: Namespace) -> None:
                 {"dataset": dataset, "metric": metric, "method": method, **found.values, "best of": len(groups)}
             )
     missing = {
-        f"{method} on {dataset}": f"{line} row=virtual/{ROWS[dataset]} method={name}"
+        f"{METHODS[name]} on {dataset}": f"{line} row=virtual/{ROWS[dataset]} method={name}"
         for dataset in dict.fromkeys(row.rsplit(", ", 1)[0] for row, _ in paper)
-        for name, method in list(METHODS.items())[:3]
-        if (dataset, method) not in cells
+        for name in ("fedavg", "fedprox", "virtual")
+        if (dataset, METHODS[name]) not in cells
     }
     text = (
         f"# VIRTUAL, table {table}: accuracy (%), maximum over rounds, of the best setting tried, on the test set\n\n"
@@ -224,7 +218,7 @@ def make_curves(figure_name: str, arguments: Namespace) -> None:
         for method, color in COLORS.items():
             members = [run for run in here if METHODS[run.config["method.name"]] == method]
             if not members:
-                notes.append(f"no run of {method} on {dataset}")
+                notes += [f"no run of {method} on {dataset}"] if "released" not in method else []
                 continue
             run = score(report.group_over_seeds(members), "mt", None).group.runs[0]
             for i, name in enumerate(panels):

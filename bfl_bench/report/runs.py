@@ -57,6 +57,18 @@ class Stats(NamedTuple):
     population_std: float
     standard_error: float
 
+    def describe(self, digits: int = 2) -> str:
+        """Mean +- standard deviation; of one run the value."""
+        return f"{self.mean:.{digits}f}" + (f" +- {self.std:.{digits}f}" if self.num > 1 else "")
+
+    def compare(self, paper: float | None, digits: int = 2) -> list[str]:
+        """Ours, the number of a paper that prints no spread, the difference, marked where it is beyond our spread."""
+        if paper is None:
+            return [self.describe(digits), "-", "-"]
+        difference = self.mean - paper
+        mark = " (!)" if is_beyond(difference, self.std) else ""
+        return [self.describe(digits), f"{paper:.{digits}f}", f"{difference:+.{digits}f}{mark}"]
+
 
 def summarise(values: Sequence[float]) -> Stats:
     num, mean = len(values), statistics.fmean(values)
