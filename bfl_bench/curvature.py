@@ -64,7 +64,7 @@ def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Gener
     model.load(vector)
     model.module.eval()
     total = torch.zeros_like(model.gradient)
-    for positions in torch.split(torch.arange(len(client), device=vector.device), task.local.batch_size):
+    for positions in torch.split(torch.arange(len(client), device=client.indices.device), task.local.batch_size):
         x, y = client.gather(positions, rng)
         if kind == "per_sample":
             total.add_(mean_squared_gradient(model, x, y), alpha=len(y) / len(client))
@@ -87,7 +87,7 @@ def mean_hessian(task: Task, vector: Tensor, client: Client, rng: torch.Generato
     model = task.model
     model.load(vector)
     model.module.eval()
-    x, y = client.gather(torch.arange(len(client), device=vector.device), rng)
+    x, y = client.gather(torch.arange(len(client), device=client.indices.device), rng)
     if _is_one_linear_layer(model, x):
         with torch.no_grad():
             return _softmax_hessian(x.flatten(1), model(x).softmax(1)), 0

@@ -64,7 +64,7 @@ class Worker:
     train: Split
     test: Split
     augment: Augment | None
-    client_indices: tuple[torch.Tensor, ...]  # per client, on the device of the data
+    client_indices: tuple[torch.Tensor, ...]  # per client, where `train` lies
     settings: EvalSettings
     seed: int
     known: Gaussian | None = None  # a posterior that is taken as the true one

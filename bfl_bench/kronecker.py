@@ -93,7 +93,7 @@ def factors(
     model.module.eval()
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     num_examples = len(client)
-    for positions in torch.split(torch.arange(num_examples, device=vector.device), _EXAMPLES_AT_ONCE):
+    for positions in torch.split(torch.arange(num_examples, device=client.indices.device), _EXAMPLES_AT_ONCE):
         x, y = client.gather(positions, rng)
         for layer, inputs, slopes in inputs_and_slopes(model, layers, x, y):
             num_positions = inputs.shape[1]

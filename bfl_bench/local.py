@@ -134,7 +134,7 @@ def full_gradient(task: Task, vector: Tensor, client: Client, rng: torch.Generat
     model.module.train()
     total = torch.zeros_like(model.gradient)
     with seeded_globally(derive_seed(rng.initial_seed(), "full gradient"), vector.device):
-        for positions in torch.split(torch.arange(len(client), device=vector.device), _GATHERED_EXAMPLES):
+        for positions in torch.split(torch.arange(len(client), device=client.indices.device), _GATHERED_EXAMPLES):
             x, y = client.gather(positions, rng)
             total.add_(model.backward(F.cross_entropy(model(x), y)), alpha=len(y) / len(client))
     return total

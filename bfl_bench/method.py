@@ -64,11 +64,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Client:
-    """One client's view of the training data, which lie on the device once for all clients."""
+    """One client's view of the training data, which are there once for all clients."""
 
     id: int
     train: Split  # the whole training set
-    indices: Tensor  # (n,) this client's examples in it, on the device of the data
+    indices: Tensor  # (n,) this client's examples in it, where these lie
     augment: Augment | None
 
     def __len__(self) -> int:
@@ -76,9 +76,8 @@ class Client:
 
     def gather(self, positions: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Network inputs and labels of the client's examples at these positions, augmented."""
-        indices = self.indices[positions]
-        x = self.train.x[indices]
-        return (x if self.augment is None else self.augment(x, rng)), self.train.y[indices]
+        x, y = self.train.take(self.indices[positions])
+        return (x if self.augment is None else self.augment(x, rng)), y
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,10 @@ class _Actor:
         torch.set_num_threads(threads)
         device = worker.task.model.vector.device
         # Views of memory that all actors of a machine share, and that nobody writes to.
-        train_x, train_y, test_x, test_y = (torch.from_numpy(array).to(device) for array in data)
-        self._worker = replace(worker, train=Split(train_x, train_y), test=Split(test_x, test_y))
+        train_x, train_y, test_x, test_y = (torch.from_numpy(array) for array in data)
+        train, test = Split(train_x, train_y).to(device), Split(test_x.to(device), test_y.to(device))
+        indices = tuple(part.to(train.x.device) for part in worker.client_indices)
+        self._worker = replace(worker, train=train, test=test, client_indices=indices)
         self._broadcast: Tensors = {}
 
     def run(self, broadcast: Tensors | None, job: Job) -> Reply | Exception:

@@ -3,10 +3,10 @@
     python scripts/benchmark.py [SECTION ...] [--repeats 5] [--peers DIR] [--to docs] [--small] [--full]
 
 The sections, all of them where none is named: A to D are workloads, where ours, ours with two worker processes, and the
-bare loop take turns on one thread each, and a round's time is the mean over all rounds but the first. E is aggregation
-alone, `growth` the time against clients, steps and parameters, `startup` the commands and the memory of A, `many` ten
-thousand clients, `cores` what two jobs at once lose to one another, `stacked` what training a cohort as one network
-would gain.
+bare loop take turns on one thread each, and a round's time is the mean over all rounds but the first and the last. E is
+aggregation alone, `growth` the time against clients, steps and parameters, `startup` the commands and the memory of A,
+`many` ten thousand clients, `cores` what two jobs at once lose to one another, `stacked` what training a cohort as one
+network would gain.
 
 With --peers Flower and pfl take turns too, in virtual environments DIR/flower and DIR/pfl that are made where they are
 missing: with `pip install`, and a file outer.pth, by which they find this environment's torch, and all else that they
@@ -163,7 +163,7 @@ def measure_aggregation(options: argparse.Namespace) -> Section:
 
 
 def measure_growth(options: argparse.Namespace) -> Section:
-    base = replace(WORKLOADS["A"], epochs=1, rounds=3)
+    base = replace(WORKLOADS["A"], epochs=1, rounds=4)
     base = replace(shrink(base), num_clients=40, cohort=2) if options.small else base
     scales = {
         "clients per round": [replace(base, cohort=base.cohort * factor) for factor in (1, 2, 4)],
@@ -223,7 +223,7 @@ def measure_many(options: argparse.Namespace) -> Section:
         memory.append([method, f"{peaks[1]:.1f}", f"{peaks[-1]:.1f}", str(work.rounds)])
         data = load_data(work)
         cohorts = [work.cohort // 2, work.cohort, work.cohort * 2]
-        loops = {str(n): partial(run_ours, replace(work, cohort=n, rounds=3), data) for n in cohorts}
+        loops = {str(n): partial(run_ours, replace(work, cohort=n, rounds=4), data) for n in cohorts}
         seconds = {n: [result.seconds for result in found] for n, found in take_turns(loops, options.repeats).items()}
         first = seconds[str(cohorts[0])]
         rows += [[method, n, spread(found, 3), spread(divide(found, first), 2)] for n, found in seconds.items()]
@@ -345,7 +345,8 @@ CPU with {cores} cores.
   each client.
 - `flower`: Flower simulated by Ray with {workers} workers of one CPU. `pfl`: pfl's SimulatedBackend in one process; it
   does not shuffle. Both average log variances where `ours` and `bare` average variances.
-- A round's time is the mean over all rounds but the first. A whole job goes from the start of Python to its end.
+- A round's time is the mean over all rounds but the first, in which programs start up, and the last, in which `ours`
+  evaluates and saves. A whole job goes from the start of Python to its end.
 """
 
 

@@ -55,7 +55,7 @@ WORKERS = 2
 GAUSSIAN = GaussianSettings("auto", "network", LOG_VARIANCE_INIT, LOG_VARIANCE_INIT_STD, "none", [-8.0, 8.0])
 ENGINES: dict[str, Engine] = {"ours": Sequential("sequential"), "processes": Processes("processes", WORKERS)}
 LENET = Workload(
-    "lenet", num_clients=10, cohort=10, samples=6000, epochs=1, batch_size=64, rounds=5, lr=0.05, signal=0.5
+    "lenet", num_clients=10, cohort=10, samples=6000, epochs=1, batch_size=64, rounds=3, lr=0.05, signal=0.5
 )
 WORKLOADS = {
     "A": Workload("mlp", num_clients=100, cohort=10, samples=600, epochs=5, batch_size=32, rounds=5, lr=0.01),

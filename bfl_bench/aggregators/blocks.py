@@ -18,7 +18,7 @@ _Client = tuple[Tensor, Tensor, float]
 _BY_ROWS = {rules.eaa, rules.gaa, rules.aalv, rules.moments, rules.rklb, rules.cf, rules.wb}
 _ASSOCIATIVE = {rules.eaa, rules.gaa, rules.aalv, rules.moments, rules.rklb, rules.wb}
 _TOGETHER = 32  # clients of an associative rule that are combined in one go
-_ROW = 1 << 16  # columns at a time of a rule that goes over the clients one by one: half a megabyte in float64
+_ROW = 1 << 18  # columns at a time of a rule that goes over the clients one by one: two megabytes in float64
 _MATRIX = 1 << 14  # of any other: K times as many numbers in float64 are in use beside the inputs
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 _TOGETHER = 8  # vectors that are added in one go over the sum
-_PIECE = 1 << 16  # numbers of a vector at a time: what is added to, and its float64 copy, stay in the cache
+_PIECE = 1 << 18  # numbers of a vector at a time: what is added to, and its float64 copy, stay in the cache
 
 
 class WeightedMean:

@@ -5,6 +5,7 @@ Flower, pfl, the bare loop and bfl-bench all take the data from here; all but bf
 
 import json
 import math
+import statistics
 import sys
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -43,15 +44,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class Result:
-    rounds: list[float]  # seconds of each round; the first holds what has to be started
+    rounds: list[float]  # seconds of each round; the first holds what has to be started, the last an evaluation
     steps: int  # that were taken
     accuracy: float  # of the final global model on training data
     peaks: list[float]  # MB: the peak resident memory of this process after each round, where it was asked for
 
     @property
     def seconds(self) -> float:
-        """Per round, when everything is warm."""
-        return sum(self.rounds[1:]) / (len(self.rounds) - 1)
+        """Per round, when everything is warm and nothing but training is done."""
+        return statistics.mean(self.rounds[1:-1])
 
     @property
     def start_up(self) -> float:

@@ -183,9 +183,13 @@ def test_block_boundaries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
             patch.setattr(Client, "gather", counting)
             parts, parts_batches = train_recorded(task, start, client)
         assert max(sizes) == max(1, gathered // 3) * 3
-        assert torch.equal(parts.vector, whole.vector)
-        assert parts.metrics == whole.metrics
-        assert [len(y) for _, y in parts_batches] == [len(y) for _, y in batches] == ([3] * 8 + [1]) * 2
+        assert [len(y) for _, y in batches] == ([3] * 8 + [1]) * 2
+        for (x, y), (part_x, part_y) in zip(batches, parts_batches, strict=True):
+            assert torch.equal(part_x, x)
+            assert torch.equal(part_y, y)
+        # Float32: on some CPUs a matrix product rounds otherwise where its operand begins at another kind of address.
+        torch.testing.assert_close(parts.vector, whole.vector, rtol=1e-5, atol=1e-6)
+        assert parts.metrics == pytest.approx(whole.metrics, rel=1e-6)
 
 
 def test_augment_sees_the_clients_examples_and_generator() -> None:
