@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bfl_bench.errors import BflError, ConfigError, RunError
+from bfl_bench.nursery import open_nursery
 from bfl_bench.outcome import GROUPS, STATUSES, Outcome, outcome_of
 from bfl_bench.records import config_folder
 
@@ -120,10 +121,13 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
+    resolved = resolve(config)
+    if resolved["engine"]["name"] == "processes":
+        open_nursery()  # now: it takes as long as the imports that follow
+
     from bfl_bench import build, records, show
     from bfl_bench.run import run
 
-    resolved = resolve(config)
     _check_scale(resolved["scale"])
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     plan = build.plan(resolved)
@@ -144,9 +148,11 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         if summary is not None:  # by another process, while this one loaded the data
             return _outcome_of_summary(summary, skipped=True)
         records.start(folder, resolved, plan.settings.force)
-        _describe_run(folder, plan, dataset, partition)
+        counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
+        _describe_run(folder, plan, partition, counts)
         with show.progress(experiment.rounds, records.folder_name(resolved), bar) as on_round:
             summary = run(experiment, folder, on_round)
+        show.draw_partition(counts, folder)
         show.draw_curves(folder)
     show.print_summary(summary, folder, brief=sweep)
     return _outcome_of_summary(summary)
@@ -185,9 +191,9 @@ def _check_scale(scale: str) -> None:
         raise ConfigError("scale", "cpu", "paper or smoke; only experiments that are a table or figure have it")
 
 
-def _describe_run(folder: Path, plan: "Plan", dataset: Any, partition: Any) -> None:
+def _describe_run(folder: Path, plan: "Plan", partition: Any, counts: Any) -> None:
     """The files that say what the run works on, written before its first round."""
-    from bfl_bench import build, records, show
+    from bfl_bench import records
     from bfl_bench.environment import describe_environment
 
     digest = partition.digest()
@@ -195,10 +201,8 @@ def _describe_run(folder: Path, plan: "Plan", dataset: Any, partition: Any) -> N
     if earlier is not None and earlier["partition_sha256"] != digest:
         raise RunError(f"{folder} was begun on another split of the data; start over with force=true")
     partition.save(folder / records.PARTITION)
-    counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
     held = [(client, label, counts[client, label]) for client, label in zip(*counts.nonzero(), strict=True)]
     records.write_table(folder / records.PARTITION_COUNTS, records.PARTITION_COLUMNS, held)
-    show.draw_partition(counts, folder)
     environment = describe_environment(plan.device, plan.settings.threads)
     records.write_json(folder / records.ENVIRONMENT, {**environment, "partition_sha256": digest})
 

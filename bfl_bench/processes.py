@@ -5,7 +5,6 @@ goes to and fro afterwards, a round's broadcast, jobs and replies, goes through 
 """
 
 import io
-import multiprocessing
 import pickle
 import signal
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from bfl_bench.data.dataset import Split
 from bfl_bench.engine import Job, Reply, Runner, Worker
 from bfl_bench.errors import ConfigError
 from bfl_bench.method import Tensors
+from bfl_bench.nursery import open_nursery
 from bfl_bench.pool import Peer, Pool, WorkerDiedError, answer
 
 
@@ -49,7 +49,7 @@ class _Peer(Peer):
 
 class _Pool(Pool[_Peer]):
     def __init__(self, worker: Worker, num: int) -> None:
-        self._context = multiprocessing.get_context("spawn")
+        self._context = open_nursery()
         nothing = Split(torch.empty(0), torch.empty(0, dtype=torch.long))
         self._parcel = pickle.dumps(replace(worker, train=nothing, test=nothing))
         self._data = [worker.train.x, worker.train.y, worker.test.x, worker.test.y]

@@ -6,12 +6,12 @@ The sections, all of them where none is named: A to D are workloads, where ours,
 bare loop take turns on one thread each, and a round's time is the mean over all rounds but the first and the last. E is
 aggregation alone, `growth` the time against clients, steps and parameters, `startup` the commands and the memory of A,
 `many` ten thousand clients, `cores` what two jobs at once lose to one another, `stacked` what training a cohort as one
-network would gain.
+network would gain. What was found is kept in benchmark.json: sections that are not named stay as they are.
 
 With --peers Flower and pfl take turns too, in virtual environments DIR/flower and DIR/pfl that are made where they are
 missing: with `pip install`, and a file outer.pth, by which they find this environment's torch, and all else that they
-do not bring themselves. Each time is a job of its own, from the start of Python to the end, beside which the same job
-of ours stands. Nothing is sent to Flower's and Ray's makers. What counts are ratios of one run; times alone say little.
+do not bring themselves. Nothing is sent to Flower's and Ray's makers. What counts are ratios of one run; times alone
+say little.
 """
 
 import argparse
@@ -22,13 +22,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from aggregation import FULL_SIZES, RULES, SIZES, Cost
-from jobs import PEERS, Job, call, describe_versions, make_peer, run_here, run_job
+from jobs import PEERS, Job, call, describe_versions, make_peer, run_ours_job, run_peer_job
 from peers.work import Result, Workload, make_network
 from stacked import WORKS, minibatches, one_by_one, stacked
 from workloads import WORKERS, WORKLOADS, compare, divide, load_data, run_bare, run_ours, take_turns
@@ -73,23 +73,19 @@ def shrink(work: Workload) -> Workload:
 
 def measure_workload(name: str, options: argparse.Namespace) -> Section:
     work = shrink(WORKLOADS[name]) if options.small else WORKLOADS[name]
-    data = load_data(work)
-    loops: dict[str, Callable[[], Job]] = {
-        "ours": partial(run_here, partial(run_ours, work, data)),
-        "bare": partial(run_here, partial(run_bare, work, data)),
-        "processes": partial(run_here, partial(run_ours, work, data, "processes")),
+    programs: dict[str, Callable[[Workload], Job]] = {
+        loop: partial(run_ours_job, loop) for loop in ("ours", "bare", "processes")
     }
     for peer, python in options.pythons.items():
-        loops[peer] = partial(run_job, python, "-m", f"peers.{peer}_peer", work=work, clean=True)
-    if options.pythons:
-        for loop in ("ours", "processes"):
-            loops[f"{loop} (job)"] = partial(run_job, sys.executable, "workloads.py", loop, work=work)
-    jobs = take_turns(loops, options.repeats)
+        programs[peer] = partial(run_peer_job, peer, python)
+    for program in programs.values():
+        program(shrink(work))  # so that its files have been read once
+    jobs = take_turns({name: partial(program, work) for name, program in programs.items()}, options.repeats, warm_ups=0)
     for loop, found in jobs.items():
         if wrong := [job.result.steps for job in found if job.result.steps != work.steps]:
             raise AssertionError(f"{name}, {loop}: {wrong[0]} steps, not {work.steps}")
     rounds = {loop: [job.result.seconds for job in found] for loop, found in jobs.items()}
-    whole = {loop.removesuffix(" (job)"): [job.seconds for job in found] for loop, found in jobs.items()}
+    whole = {loop: [job.seconds for job in found] for loop, found in jobs.items()}
     ratios = {"ours / bare": divide(rounds["ours"], rounds["bare"])}
     ratios["processes / ours"] = divide(rounds["processes"], rounds["ours"])
     for peer in options.pythons:
@@ -104,7 +100,7 @@ def measure_workload(name: str, options: argparse.Namespace) -> Section:
         rows.append([loop, *cells, f"{statistics.median(accuracy):.3f}"])
     head = ["program", "seconds per round", "first round beyond that", "whole job", "SGD steps", "training accuracy"]
     text = f"## {name}: {describe_work(work)}\n\n{ratio_table(name, ratios)}\n{markdown(head, rows)}"
-    relative = {loop: divide(seconds, rounds["bare"]) for loop, seconds in rounds.items() if "(job)" not in loop}
+    relative = {loop: divide(seconds, rounds["bare"]) for loop, seconds in rounds.items()}
     return Section(text, {f"{name} {loop}": statistics.median(found) for loop, found in relative.items()})
 
 
@@ -122,8 +118,7 @@ def describe_work(work: Workload) -> str:
 
 def spread(values: list[float], digits: int) -> str:
     """Median and minimum."""
-    values = [value for value in values if value == value]
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f})" if values else "-"
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f})"
 
 
 def ratio_table(name: str, ratios: dict[str, list[float]]) -> str:
@@ -205,11 +200,8 @@ def measure_startup(options: argparse.Namespace) -> Section:
     rows = [[name, spread(found, 2), spread(divide(found, first), 2)] for name, found in seconds.items()]
     text = "## Start-up\n\n" + markdown(["command", "seconds", "against `import torch`"], rows)
     work = shrink(WORKLOADS["A"]) if options.small else WORKLOADS["A"]
-    peaks = [
-        [loop, f"{run_job(sys.executable, 'workloads.py', loop, work=work).result.peaks[-1]:.0f}"]
-        for loop in ("ours", "bare")
-    ]
-    size = sum(tensor.nbytes for tensor in vars(load_data(work)).values()) / 1e6
+    peaks = [[loop, f"{run_ours_job(loop, work).result.peaks[-1]:.0f}"] for loop in ("ours", "bare")]
+    size = load_data(work).nbytes / 1e6
     text += f"\n## Memory of A\n\nThe peak of a process of its own, {size:.0f} MB of which are the data.\n\n"
     return Section(text + markdown(["program", "peak (MB)"], peaks), {})
 
@@ -219,7 +211,7 @@ def measure_many(options: argparse.Namespace) -> Section:
     for method, bayesian in (("fedavg", False), ("fvb", True)):
         work = replace(MANY, bayesian=bayesian)
         work = replace(work, num_clients=1000, cohort=10, rounds=5) if options.small else work
-        peaks = run_job(sys.executable, "workloads.py", "ours", work=work).result.peaks
+        peaks = run_ours_job("ours", work).result.peaks
         memory.append([method, f"{peaks[1]:.1f}", f"{peaks[-1]:.1f}", str(work.rounds)])
         data = load_data(work)
         cohorts = [work.cohort // 2, work.cohort, work.cohort * 2]
@@ -238,7 +230,7 @@ def measure_cores(options: argparse.Namespace) -> Section:
 
     def seconds_of_jobs(work: Workload, num: int) -> float:
         with ThreadPoolExecutor(num) as pool:
-            jobs = pool.map(lambda _: run_job(sys.executable, "workloads.py", "ours", work=work), range(num))
+            jobs = pool.map(lambda _: run_ours_job("ours", work), range(num))
             return max(job.result.seconds for job in jobs)
 
     rows = []
@@ -305,10 +297,10 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(sections)}; none: all")
-    parser.add_argument("--repeats", type=int, default=5, help="beside a first one that does not count")
+    parser.add_argument("--repeats", type=int, default=5, help="turns that count")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="folder of Flower's and pfl's environments")
     parser.add_argument(
-        "--to", type=Path, default=Path("docs"), help="folder for benchmark.md and figures/benchmark.png"
+        "--to", type=Path, default=Path("docs"), help="folder for benchmark.md, benchmark.json, figures/benchmark.png"
     )
     parser.add_argument("--small", action="store_true", help="about a twentieth of the work: to try it out")
     parser.add_argument(
@@ -319,31 +311,36 @@ def main() -> None:
         parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
     torch.set_num_threads(1)
     options.pythons = {name: make_peer(options.peers, name) for name in PEERS} if options.peers else {}
-    versions = describe_versions(options.pythons)
-    text = INTRODUCTION.format(workers=WORKERS, repeats=options.repeats, versions=versions, cores=os.cpu_count())
-    bars: dict[str, float] = {}
+    note = f"Median of {options.repeats}; {describe_versions(options.pythons)}; CPU with {os.cpu_count()} cores."
+    options.to.mkdir(parents=True, exist_ok=True)
+    stored = options.to / "benchmark.json"
+    found: dict[str, Section] = {}
+    if stored.exists():
+        found = {name: Section(**fields) for name, fields in json.loads(stored.read_text()).items()}
     for name in options.sections or sections:
         section = sections[name](options)
-        print(section.text, flush=True)
-        text += "\n" + section.text
-        bars |= section.bars
-        options.to.mkdir(parents=True, exist_ok=True)
-        write_text(options.to / "benchmark.md", text)  # after each section: a long run that ends early is not lost
-    if bars:
-        draw(bars, options.to / "figures" / "benchmark.png")
+        found[name] = replace(section, text=f"{section.text}\n{note}\n")
+        print(found[name].text, flush=True)
+        write_text(stored, json.dumps({name: asdict(section) for name, section in found.items()}, indent=1) + "\n")
+        ordered = [found[name] for name in sections if name in found]
+        write_text(options.to / "benchmark.md", "\n".join([INTRODUCTION, *(section.text for section in ordered)]))
+        if bars := {label: ratio for section in ordered for label, ratio in section.bars.items()}:
+            draw(bars, options.to / FIGURE)
 
+
+FIGURE = Path("figures") / "benchmark.png"
 
 INTRODUCTION = """# Benchmark
 
-Made by `python scripts/benchmark.py`. The programs do the same work in turns, {repeats} times after a first time that
-does not count; a ratio is taken within a turn. Cells are medians, with the minimum in brackets. Versions: {versions};
-CPU with {cores} cores.
+Made by `python scripts/benchmark.py --full --peers DIR`. The programs do the same work in turns, each in a process of
+its own; a ratio is taken within a turn. Cells are medians, with the minimum in brackets. The line below a section says
+with what it was measured.
 
 - `ours`: the whole round loop with records, one client after the other, one thread; one checkpoint and one evaluation,
-  on one example, at the end. `processes`: the same with {workers} worker processes.
+  on one example, at the end. `processes`: the same with two worker processes.
 - `bare`: a loop written by hand with `torch.optim.SGD`, batches indexed out of a tensor, and a copy of the model for
   each client.
-- `flower`: Flower simulated by Ray with {workers} workers of one CPU. `pfl`: pfl's SimulatedBackend in one process; it
+- `flower`: Flower simulated by Ray with two workers of one CPU. `pfl`: pfl's SimulatedBackend in one process; it
   does not shuffle. Both average log variances where `ours` and `bare` average variances.
 - A round's time is the mean over all rounds but the first, in which programs start up, and the last, in which `ours`
   evaluates and saves. A whole job goes from the start of Python to its end.

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,14 +41,20 @@ def call(*command: str | Path, clean: bool = False) -> str:
     return done.stdout
 
 
-def run_job(*command: str | Path, work: Workload, clean: bool = False) -> Job:
+def _run_job(*command: str | Path, work: Workload, clean: bool = False) -> Job:
     started = time.perf_counter()
     *_, line = call(*command, json.dumps(asdict(work)), clean=clean).splitlines()
     return Job(time.perf_counter() - started, Result(**json.loads(line)))
 
 
-def run_here(loop: Callable[[], Result]) -> Job:
-    return Job(float("nan"), loop())
+def run_peer_job(name: str, python: Path, work: Workload) -> Job:
+    return _run_job(python, "-m", f"peers.{name}_peer", work=work, clean=True)
+
+
+def run_ours_job(loop: str, work: Workload) -> Job:
+    """A loop of workloads.py; worker processes are made ready at the start, as bfl-run does."""
+    begin = "from bfl_bench.nursery import open_nursery; open_nursery(); " if loop == "processes" else ""
+    return _run_job(sys.executable, "-c", f"{begin}import workloads; workloads.main()", loop, work=work)
 
 
 def make_peer(folder: Path, name: str) -> Path:

@@ -1,6 +1,6 @@
 """The workloads of the benchmark, run by bfl-bench and by a bare PyTorch loop.
 
-    python scripts/workloads.py ours|processes|bare '{"network": "mlp", ...}'
+    python -c 'import workloads; workloads.main()' ours|processes|bare '{"network": "mlp", ...}'
 
 runs one of them in a process of its own and prints a line of JSON.
 """
@@ -168,13 +168,13 @@ def load_data(work: Workload) -> Split:
     return Split(*make_data(work))
 
 
-def take_turns(loops: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
-    """What each loop gives back, one after the other again and again; the first time does not count."""
+def take_turns(loops: Mapping[str, Callable[[], T]], repeats: int, warm_ups: int = 1) -> dict[str, list[T]]:
+    """What each loop gives back, one after the other again and again; the first `warm_ups` times do not count."""
     found: dict[str, list[T]] = {name: [] for name in loops}
-    for _ in range(repeats + 1):
+    for _ in range(warm_ups + repeats):
         for name, loop in loops.items():
             found[name].append(loop())
-    return {name: results[1:] for name, results in found.items()}
+    return {name: results[warm_ups:] for name, results in found.items()}
 
 
 def compare(loops: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -201,7 +201,3 @@ def main() -> None:
     loop, work = sys.argv[1], Workload(**json.loads(sys.argv[2]))
     data = load_data(work)
     print_result(run_bare(work, data, True) if loop == "bare" else run_ours(work, data, loop, True))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,8 @@ import math
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,11 @@ def test_a_diverged_client_ends_the_run_as_it_does_sequentially(tmp_path: Path) 
         summaries.append(run(experiment(*overrides, *engine), tmp_path / name, lambda round_, row: None))
     assert summaries[0]["status"] == "diverged"
     assert summaries[0] == summaries[1]
+
+
+def test_the_nursery_can_open_before_torch_is_imported() -> None:
+    code = "import sys, bfl_bench.cli, bfl_bench.nursery; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_errors_survive_the_way_between_processes() -> None:

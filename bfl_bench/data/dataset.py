@@ -21,9 +21,13 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def nbytes(self) -> int:
+        return self.x.nbytes + self.y.nbytes
+
     def to(self, device: torch.device) -> "Split":
         """For use on this device: there as a whole, if there is room, else brought there as they are taken."""
-        if _has_room(device, self.x.nbytes + self.y.nbytes):
+        if _has_room(device, self.nbytes):
             return Split(self.x.to(device), self.y.to(device))
         return Split(self.x, self.y, device)
 

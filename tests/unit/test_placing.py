@@ -11,7 +11,7 @@ from bfl_bench.data import dataset
 from bfl_bench.local import minibatches
 from bfl_bench.method import Client, LocalSettings
 from tests.composing import choose, run_in
-from tests.federation import CPU, make_split
+from tests.federation import CPU, NUM_FEATURES, make_split
 
 ELSEWHERE = torch.device("meta")  # holds no numbers, but a tensor knows that it is there
 
@@ -32,7 +32,7 @@ def test_data_that_do_not_fit_stay_and_minibatches_go_to_the_device(monkeypatch:
     asked: list[int] = []
     monkeypatch.setattr(dataset, "_has_room", lambda device, num_bytes: asked.append(num_bytes))
     split = make_split(7).to(ELSEWHERE)
-    assert asked == [split.x.nbytes + split.y.nbytes]
+    assert asked == [7 * NUM_FEATURES * 4 + 7 * 8]
     assert (split.x.device, split.y.device) == (CPU, CPU)
     client = Client(0, split, torch.tensor([6, 2, 3]), None)
     taken = list(minibatches(client, LocalSettings(2, 2, 0.1, 0.0, 0.0, None), torch.Generator()))
