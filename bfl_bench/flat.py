@@ -109,6 +109,11 @@ class FlatModel:
             if entry.stop <= self.layout.num_trainable:
                 self._trainable.append((tensor, view, entry.view(self.gradient)))
         self._counters = {tensor: tensor.clone() for tensor in tensors.values()}  # integer buffers
+        # Where modules keep them: to go through all modules takes ten times as long as to look them up here.
+        kept: list[dict[str, Any]] = [
+            place for child in self.module.modules() for place in (child._parameters, child._buffers)
+        ]
+        self._places = [(place, name) for place in kept for name, tensor in place.items() if tensor is not None]
         self._storage = self._pointers()
         self.initial = self.vector.clone()
 
@@ -164,4 +169,4 @@ class FlatModel:
             raise AssertionError("a parameter or buffer is no longer a view into the flat vector")
 
     def _pointers(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in (*self.module.parameters(), *self.module.buffers())]
+        return [place[name].data_ptr() for place, name in self._places]

@@ -61,7 +61,8 @@ def train_sgd(
     local, model = task.local, task.model
     model.load(start)
     model.assert_views()
-    model.module.train()
+    if not model.module.training:  # it goes through all modules
+        model.module.train()
     parameters = model.trainable
     velocity = torch.zeros_like(parameters) if local.momentum else None
     plain = adjust is None and local.clip is None and not local.weight_decay and velocity is None

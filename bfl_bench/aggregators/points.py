@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_TOGETHER = 8  # vectors that are added in one go over the sum
+_TOGETHER = 8  # vectors that are added in one go over the sum, where that is larger than the cache
 _PIECE = 1 << 18  # numbers of a vector at a time: what is added to, and its float64 copy, stay in the cache
 
 
@@ -25,7 +25,7 @@ class WeightedMean:
             self._sum = torch.zeros(vector.shape, dtype=torch.float64, device=vector.device)
         self._waiting.append((vector, weight))
         self._total_weight += weight
-        if len(self._waiting) == _TOGETHER:
+        if len(self._waiting) == _TOGETHER or vector.numel() <= _PIECE:
             self._add_waiting(self._sum)
 
     def result(self) -> Tensor:
