@@ -31,6 +31,7 @@ from bfl_bench.method import DataInfo, LocalSettings, Method, Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings, count_layers, make_gaussian
 from bfl_bench.models.lateral import Lateral
 from bfl_bench.posterior import Gaussian
+from bfl_bench.process import set_up_process
 from bfl_bench.rng import derive_seed, seeded_globally, stream
 from bfl_bench.run import Experiment
 
@@ -274,7 +275,7 @@ def _section(key: str, cls: type, values: Mapping[str, Any]) -> Any:
 def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     """Load the data, split it, make the network; check what only the data can tell."""
     settings = plan.settings
-    torch.set_num_threads(settings.threads)
+    set_up_process(settings.threads)
     data_dir = Path(settings.data_dir).expanduser() if settings.data_dir else default_data_dir()
     dataset, server_x = _hold_out(plan.dataset.load(data_dir), plan.server_samples, settings.seed)
     try:

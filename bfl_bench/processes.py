@@ -23,6 +23,7 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.method import Tensors
 from bfl_bench.nursery import open_nursery
 from bfl_bench.pool import Peer, Pool, WorkerDiedError, answer
+from bfl_bench.process import set_up_process
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class _Pool(Pool[_Peer]):
 def _serve(parcel: bytes, data: list[torch.Tensor], threads: int, pipe: Connection) -> None:
     """The life of a worker process: jobs until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    torch.set_num_threads(threads)
+    set_up_process(threads)
     train_x, train_y, test_x, test_y = data
     worker: Worker = replace(pickle.loads(parcel), train=Split(train_x, train_y), test=Split(test_x, test_y))
     broadcast: Tensors = {}

@@ -26,6 +26,7 @@ from bfl_bench.engine import Job, Reply, Runner, Worker
 from bfl_bench.errors import ConfigError, RunError
 from bfl_bench.method import Tensors
 from bfl_bench.pool import Peer, Pool, WorkerDiedError, answer
+from bfl_bench.process import set_up_process
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class _Actor:
     """A worker in a process of Ray's."""
 
     def __init__(self, worker: Worker, data: list[np.ndarray], threads: int) -> None:
-        torch.set_num_threads(threads)
+        set_up_process(threads)
         device = worker.task.model.vector.device
         # Views of memory that all actors of a machine share, and that nobody writes to.
         train_x, train_y, test_x, test_y = (torch.from_numpy(array) for array in data)

@@ -25,6 +25,7 @@ from bfl_bench.flat import FlatModel
 from bfl_bench.method import LocalSettings, Task
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.gaussian import make_gaussian
+from bfl_bench.process import set_up_process
 
 RULES = ["mean", "eaa", "gaa", "aalv", "wb", "rklb", "cf", "moments", "ppa", "alpha", "fvb_eaa"]
 SHARES = {"ppa": 10, "alpha": 100}  # rules that draw or iterate are measured on a tenth, a hundredth of the columns
@@ -96,7 +97,7 @@ def measure(rule: str, clients: int, columns: int, repeats: int) -> Cost:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    set_up_process(threads=1)
     rule, *numbers = sys.argv[1:]
     print(json.dumps(asdict(measure(rule, *map(int, numbers)))))
 

@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
 from bfl_bench.models.networks import lenet, mlp
+from bfl_bench.process import set_up_process
 from bfl_bench.processes import Processes
 from bfl_bench.run import Experiment, run
 
@@ -99,21 +100,33 @@ class Clock:
         self.rounds: list[float] = []
         self.peaks: list[float] = []
         self._with_memory = with_memory
+        self.begin_round()
+
+    def begin_round(self) -> None:
         self._before = time.perf_counter()
 
-    def end_round(self, *_: object) -> None:
-        now = time.perf_counter()
-        self.rounds.append(now - self._before)
+    def end_round(self) -> None:
+        """The next one begins."""
+        self.rounds.append(time.perf_counter() - self._before)
         if self._with_memory:
             self.peaks.append(peak_mb())
-        self._before = time.perf_counter()
+        self.begin_round()
 
 
-def run_experiment(experiment: Experiment, with_memory: bool = False) -> Result:
+def run_experiment(
+    experiment: Experiment, with_memory: bool = False, between_rounds: Callable[[], object] | None = None
+) -> Result:
     worker, model = experiment.worker, experiment.worker.task.model
     clock = Clock(with_memory)
+
+    def end_round(*_: object) -> None:
+        clock.end_round()
+        if between_rounds is not None:
+            between_rounds()
+            clock.begin_round()
+
     with tempfile.TemporaryDirectory() as folder:
-        run(experiment, Path(folder), clock.end_round)
+        run(experiment, Path(folder), end_round)
         saved = CheckpointFolder(Path(folder) / records.CHECKPOINT).load(CPU)
     assert saved is not None
     model.load(saved.state["params"])
@@ -125,13 +138,30 @@ def run_ours(work: Workload, data: Split, engine: str = "ours", with_memory: boo
     return run_experiment(make_experiment(work, data, ENGINES[engine]), with_memory)
 
 
+def run_in_turns(work: Workload, data: Split) -> tuple[Result, Result]:
+    """Ours and the bare loop, a round of one and a round of the other: what else the machine does falls on both."""
+    results: list[Result] = []
+    bare = bare_rounds(work, data)
+    ours = run_experiment(make_experiment(work, data), between_rounds=lambda: results.append(next(bare)))
+    return ours, results[-1]
+
+
 def run_bare(work: Workload, data: Split, with_memory: bool = False) -> Result:
-    """What one writes by hand: copy the model for each client, train the copy, average the parameters."""
+    *_, result = bare_rounds(work, data, with_memory)
+    return result
+
+
+def bare_rounds(work: Workload, data: Split, with_memory: bool = False) -> Iterator[Result]:
+    """What one writes by hand: copy the model for each client, train the copy, average the parameters.
+
+    Gives what has been found so far after each round.
+    """
     model = make_network(work)
     indices = torch.arange(len(data)).view(work.num_clients, work.samples)
     steps = 0
     clock = Clock(with_memory)
     for _ in range(work.rounds):
+        clock.begin_round()
         total = [torch.zeros_like(parameter) for parameter in model.parameters()]
         for client in torch.randperm(work.num_clients)[: work.cohort].tolist():
             local = copy.deepcopy(model)
@@ -142,7 +172,7 @@ def run_bare(work: Workload, data: Split, with_memory: bool = False) -> Result:
             for (name, parameter), mean in zip(model.named_parameters(), total, strict=True):
                 parameter.copy_(mean.log() if name.endswith(LOG_VARIANCE) else mean)
         clock.end_round()
-    return Result(clock.rounds, steps, accuracy_of(model, data.x, data.y), clock.peaks)
+        yield Result(clock.rounds, steps, accuracy_of(model, data.x, data.y), clock.peaks)
 
 
 def train_bare(local: nn.Module, work: Workload, data: Split, indices: Tensor) -> int:
@@ -168,13 +198,13 @@ def load_data(work: Workload) -> Split:
     return Split(*make_data(work))
 
 
-def take_turns(loops: Mapping[str, Callable[[], T]], repeats: int, warm_ups: int = 1) -> dict[str, list[T]]:
-    """What each loop gives back, one after the other again and again; the first `warm_ups` times do not count."""
+def take_turns(loops: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
+    """What each loop gives back, one after the other again and again; the first time does not count."""
     found: dict[str, list[T]] = {name: [] for name in loops}
-    for _ in range(warm_ups + repeats):
+    for _ in range(repeats + 1):
         for name, loop in loops.items():
             found[name].append(loop())
-    return {name: results[warm_ups:] for name, results in found.items()}
+    return {name: results[1:] for name, results in found.items()}
 
 
 def compare(loops: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -197,7 +227,10 @@ def describe(ratios: list[float]) -> str:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     loop, work = sys.argv[1], Workload(**json.loads(sys.argv[2]))
-    data = load_data(work)
-    print_result(run_bare(work, data, True) if loop == "bare" else run_ours(work, data, loop, True))
+    if loop == "bare":
+        torch.set_num_threads(1)
+        print_result(run_bare(work, load_data(work), with_memory=True))
+    else:
+        set_up_process(threads=1)
+        print_result(run_ours(work, load_data(work), loop, with_memory=True))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "bfl_bench"
 LAYERS = [  # from the bottom
-    {"errors", "nursery"},
+    {"errors", "nursery", "process"},
     {"checks", "rng", "flat", "records"},
     {"metrics", "aggregators", "posterior", "show", "report"},
     {"data", "models"},

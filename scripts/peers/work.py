@@ -50,9 +50,14 @@ class Result:
     peaks: list[float]  # MB: the peak resident memory of this process after each round, where it was asked for
 
     @property
+    def warm(self) -> list[float]:
+        """Seconds of the rounds when everything is warm and nothing but training is done."""
+        return self.rounds[1:-1]
+
+    @property
     def seconds(self) -> float:
-        """Per round, when everything is warm and nothing but training is done."""
-        return statistics.mean(self.rounds[1:-1])
+        """Per such round."""
+        return statistics.mean(self.warm)
 
     @property
     def start_up(self) -> float:
