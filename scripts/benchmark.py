@@ -107,9 +107,8 @@ def measure_workload(name: str, options: argparse.Namespace) -> Section:
         rows.append([loop, *cells, str(found[0].steps), f"{statistics.median(accuracy):.3f}"])
     head = ["program", "seconds per round", "first round beyond that", "whole job", "SGD steps", "training accuracy"]
     text = f"## {name}: {describe_work(work)}\n\n{ratio_table(name, ratios)}\n{markdown(head, rows)}"
-    relative = {loop: divide(seconds, rounds["bare"]) for loop, seconds in rounds.items()} | {
-        "ours": ratios["ours / bare"]
-    }
+    relative = {loop: divide(rounds[loop], rounds["ours"]) for loop in programs}
+    relative["bare"] = [1 / ratio for ratio in ratios["ours / bare"]]
     return Section(text, {f"{name} {loop}": statistics.median(found) for loop, found in relative.items()})
 
 
@@ -279,6 +278,7 @@ def draw(bars: dict[str, float], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import ScalarFormatter
 
     path.parent.mkdir(parents=True, exist_ok=True)
     panels = [part for part in ({k: v for k, v in bars.items() if (k[0] == "E") == e} for e in (False, True)) if part]
@@ -290,7 +290,10 @@ def draw(bars: dict[str, float], path: Path) -> None:
         axes.set_xscale("log")
         axes.axvline(1, color="black", lw=0.8)
         reading = next(iter(part))[0] == "E"
-        axes.set_xlabel("time / reading the inputs once" if reading else "time per round / bare loop")
+        axes.set_xlabel("time / reading the inputs once" if reading else "time per round / ours")
+        for set_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+            set_formatter(ScalarFormatter())
+        axes.tick_params(axis="x", which="both", labelsize=7)
     figure.savefig(path, dpi=150)
 
 
