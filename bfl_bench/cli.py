@@ -122,7 +122,7 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
     from omegaconf import OmegaConf
 
     resolved = resolve(config)
-    if resolved["engine"]["name"] == "processes":
+    if OmegaConf.select(config, "engine.name") == "processes":
         open_nursery()  # now: it takes as long as the imports that follow
 
     from bfl_bench import build, records, show
