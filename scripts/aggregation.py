@@ -5,7 +5,8 @@
 prints a line of JSON. A process does one rule, so that the peak of its memory is the rule's. The inputs are what K
 clients send: means, and for a rule of Gaussians variances, in float32. `fvb_eaa` is the whole server step of `fvb` with
 `eaa`, from messages with log variances to the next state. Reading is `Tensor.sum` of every input, on one thread as all
-the rest.
+the rest. `convert`, `sqrt` and `log` are no rules but what is in them: torch's conversion of the inputs to float64, and
+with it a square root or a logarithm of the variances.
 """
 
 import json
@@ -28,6 +29,12 @@ from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.process import set_up_process
 
 RULES = ["mean", "eaa", "gaa", "aalv", "wb", "rklb", "cf", "moments", "ppa", "alpha", "fvb_eaa"]
+PARTS: dict[str, Callable[[Tensor], object]] = {
+    "convert": lambda variances: None,
+    "sqrt": torch.sqrt_,
+    "log": torch.log_,
+}
+PIECE = 1 << 18  # numbers that are converted at a time
 SHARES = {"ppa": 10, "alpha": 100}  # rules that draw or iterate are measured on a tenth, a hundredth of the columns
 SIZES = [(100, 1_000_000), (1000, 100_000)]  # clients, columns
 FULL_SIZES = [(100, 1_000_000), (1000, 1_000_000)]
@@ -61,6 +68,8 @@ def prepare(rule: str, inputs: list[Tensor]) -> Callable[[], object]:
     columns = len(inputs[0]) // 2
     if rule == "fvb_eaa":
         return _server_step(inputs, columns)
+    if rule in PARTS:
+        return partial(_convert, inputs, columns, PARTS[rule])
     means, variances = ([vector[part] for vector in inputs] for part in (slice(columns), slice(columns, None)))
     return lambda: combine(getattr(aggregators, rule), means, variances, weights, torch.Generator().manual_seed(0))
 
@@ -70,6 +79,16 @@ def _mean(inputs: list[Tensor], weights: list[float]) -> Tensor:
     for vector, weight in zip(inputs, weights, strict=True):
         mean.add(vector, weight)
     return mean.result()
+
+
+def _convert(inputs: list[Tensor], columns: int, change: Callable[[Tensor], object]) -> None:
+    copy = torch.empty(min(PIECE, columns), dtype=torch.float64)
+    for vector in inputs:
+        for i, half in enumerate(torch.split(vector, columns)):
+            for piece in torch.split(half, PIECE):
+                converted = copy[: len(piece)].copy_(piece)
+                if i == 1:
+                    change(converted)
 
 
 def _server_step(inputs: list[Tensor], columns: int) -> Callable[[], object]:

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from aggregation import FULL_SIZES, RULES, SIZES, Cost
+from aggregation import FULL_SIZES, PARTS, RULES, SIZES, Cost
 from jobs import PEERS, Job, call, describe_versions, make_peer, run_ours_job, run_peer_job
 from peers.work import Result, Workload, make_network
 from stacked import WORKS, minibatches, one_by_one, stacked
@@ -149,17 +149,20 @@ def measure_aggregation(options: argparse.Namespace) -> Section:
     sizes = FULL_SIZES if options.full else SIZES
     rows, bars, speeds = [], {}, []
     for clients, columns in sizes:
-        for rule in RULES:
+        for rule in [*RULES, *PARTS]:
             numbers = (clients, columns // 20 if options.small else columns, options.repeats)
             cost = Cost(**json.loads(call(sys.executable, "aggregation.py", rule, *map(str, numbers))))
             speeds += cost.gigabytes_per_second
             memory = [f"{cost.input_mb:.0f}", f"{cost.extra_mb:.0f}"]
             rows.append([rule, str(clients), str(cost.columns), *judge("E", rule, cost.ratios), *memory])
-            bars[f"E {rule}, {clients}"] = statistics.median(cost.ratios)
+            if rule in RULES:
+                bars[f"E {rule}, {clients}"] = statistics.median(cost.ratios)
     head = ["rule", "clients", "columns", "median", "minimum", "maximum", "target", "met", "inputs (MB)", "peak beyond"]
     text = (
         "## E: aggregation\n\nTime as a multiple of reading the inputs once, on one thread, which here gives "
-        f"{spread(speeds, 1)} GB/s; the peak of memory beyond the inputs. `fvb_eaa`: the server step of `fvb`."
+        f"{spread(speeds, 1)} GB/s; the peak of memory beyond the inputs. `fvb_eaa`: the server step of `fvb`. The "
+        "last three are parts of rules: torch's conversion of the inputs to float64, and with it a square root (in "
+        "`wb`) or a logarithm (in `aalv`) of the variances."
     )
     text += "\n\n" if options.full else " With --full 1000 clients have a million columns too.\n\n"
     return Section(text + markdown(head, rows), bars)

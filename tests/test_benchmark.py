@@ -98,7 +98,7 @@ def test_peers_have_our_data_and_nothing_else_of_ours() -> None:
 def test_every_rule_is_measured() -> None:
     helpers = {"Combination", "Rule", "WeightedMean", "combine", "step_towards", "rklb_full", "wb_full"}
     assert set(aggregation.RULES) - {"mean", "fvb_eaa"} == set(aggregators.__all__) - helpers
-    for rule in aggregation.RULES:
+    for rule in [*aggregation.RULES, *aggregation.PARTS]:
         cost = aggregation.measure(rule, clients=3, columns=20, repeats=1)
         assert all(map(math.isfinite, cost.ratios)), rule
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bfl_bench.checks import AtLeast
 from bfl_bench.errors import ConfigError
+from bfl_bench.models.pooling import MaxPool
 
 Shape = tuple[int, ...]
 
@@ -131,7 +132,7 @@ def lstm(
 
 def _block(in_channels: int, out_channels: int, padding: int = 0, bias: bool = True) -> list[nn.Module]:
     convolution = nn.Conv2d(in_channels, out_channels, kernel_size=5, padding=padding, bias=bias)
-    return [convolution, nn.MaxPool2d(2), nn.ReLU()]
+    return [convolution, MaxPool(), nn.ReLU()]
 
 
 def _convolved(name: str, input_shape: Shape, out_channels: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from bfl_bench.errors import ConfigError
 from bfl_bench.models.networks import cnn, lenet, mlp, softmax
+from bfl_bench.models.pooling import MaxPool
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
@@ -53,7 +54,7 @@ def test_relu_after_pooling_is_relu_before_pooling(make: Callable[..., Any]) -> 
     """In the papers' order, with the same parameters: bit for bit, since both are maxima."""
     network = make(COLOUR, 10)
     layers = list(network)
-    assert [type(layer) for layer in layers[:3]] == [nn.Conv2d, nn.MaxPool2d, nn.ReLU]
+    assert [type(layer) for layer in layers[:3]] == [nn.Conv2d, MaxPool, nn.ReLU]
     reordered = nn.Sequential(layers[0], nn.ReLU(), nn.MaxPool2d(2), layers[3], nn.ReLU(), nn.MaxPool2d(2), *layers[6:])
     x = torch.randn(4, *COLOUR)
     before, after = nn.Sequential(*reordered[:6])(x), nn.Sequential(*layers[:6])(x)
