@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from aggregation import FULL_SIZES, PARTS, RULES, SIZES, Cost
 from jobs import PEERS, Job, call, describe_versions, make_peer, run_ours_job, run_peer_job
 from peers.work import Result, Workload, make_network
@@ -281,22 +282,24 @@ def draw(bars: dict[str, float], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     path.parent.mkdir(parents=True, exist_ok=True)
     panels = [part for part in ({k: v for k, v in bars.items() if (k[0] == "E") == e} for e in (False, True)) if part]
     figure, rows = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 5), squeeze=False, layout="constrained")
     for axes, part in zip(rows[0], panels, strict=True):
+        reading = next(iter(part))[0] == "E"
         colours = ["C7" if label.endswith(("bare", *PEERS)) else "C0" for label in part]
-        axes.barh(list(part), [ratio - 1 for ratio in part.values()], left=1, color=colours)
+        labels = [f"{label.removeprefix('E ')} clients" if reading else label for label in part]
+        drawn = axes.barh(labels, [ratio - 1 for ratio in part.values()], left=1, color=colours)
+        axes.bar_label(drawn, [f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}" for ratio in part.values()], padding=2)
         axes.invert_yaxis()
         axes.set_xscale("log")
+        axes.margins(x=0.15)
         axes.axvline(1, color="black", lw=0.8)
-        reading = next(iter(part))[0] == "E"
         axes.set_xlabel("time / reading the inputs once" if reading else "time per round / ours")
-        for set_formatter in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-            set_formatter(ScalarFormatter())
-        axes.tick_params(axis="x", which="both", labelsize=7)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
     figure.savefig(path, dpi=150)
 
 
@@ -326,7 +329,8 @@ def main() -> None:
         parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
     set_up_process(threads=1)
     options.pythons = {name: make_peer(options.peers, name) for name in PEERS} if options.peers else {}
-    note = f"Median of {options.repeats}; {describe_versions(options.pythons)}; CPU with {os.cpu_count()} cores."
+    cpu = f"CPU with {os.cpu_count()} cores and {torch.backends.cpu.get_cpu_capability()}"
+    note = f"Median of {options.repeats}; {describe_versions(options.pythons)}; {cpu}."
     options.to.mkdir(parents=True, exist_ok=True)
     stored = options.to / "benchmark.json"
     found: dict[str, Section] = {}
@@ -359,6 +363,10 @@ medians, with the minimum in brackets. The line below a section says with what i
   does not shuffle. Both average log variances where `ours` and `bare` average variances.
 - A round's time is the mean over all rounds but the first, in which programs start up, and the last, in which `ours`
   evaluates and saves. A whole job goes from the start of Python to its end.
+
+[scaling.md](scaling.md#against-other-programs) says what follows from it, and why some targets are missed.
+
+![Times per round against ours; times of aggregation against reading the inputs](figures/benchmark.png)
 """
 
 
