@@ -50,10 +50,10 @@ class _MaxOfWindows(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
         x, rows = ctx.saved_tensors
-        upper, left = change[:, :, ::2], rows[..., ::2]
+        upper = change[:, :, ::2]
         of_rows = upper + _where_positive(change[:, :, 1::2] - upper, x[:, :, 1::2] - x[:, :, ::2])
-        of_left = of_rows[..., ::2]
-        return of_left + _where_positive(of_rows[..., 1::2] - of_left, rows[..., 1::2] - left), None
+        left = of_rows[..., ::2]
+        return left + _where_positive(of_rows[..., 1::2] - left, rows[..., 1::2] - rows[..., ::2]), None
 
 
 def _where_positive(values: Tensor, condition: Tensor) -> Tensor:
