@@ -7,7 +7,8 @@ The other trainable parameters are points. The rest, frozen parameters and float
 running statistics, travels along and takes no gradient.
 
 Convolution weights (out, in, height, width) lie channels-last in the vector, in the order (out, height, width, in),
-and the module sees them through `permute`: that memory format makes a convolution step markedly cheaper on a CPU.
+and the module sees them through `permute`: that memory format makes a convolution step cheaper on a CPU, by how much
+depends on its instructions (docs/scaling.md).
 """
 
 import copy

@@ -82,6 +82,7 @@ def _mean(inputs: list[Tensor], weights: list[float]) -> Tensor:
 
 
 def _convert(inputs: list[Tensor], columns: int, change: Callable[[Tensor], object]) -> None:
+    """Every input to float64, piece by piece into the same memory, and `change` on the variances."""
     copy = torch.empty(min(PIECE, columns), dtype=torch.float64)
     for vector in inputs:
         for i, half in enumerate(torch.split(vector, columns)):

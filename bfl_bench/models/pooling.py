@@ -24,7 +24,10 @@ class MaxPool(nn.Module):
 
 
 class _MaxOfWindows(torch.autograd.Function):
-    """Over pairs of rows, then over pairs of columns. Gives both."""
+    """Over pairs of rows, then over pairs of columns. Gives both.
+
+    All of torch's derivatives work through it, as through its own pooling: also under vmap and in forward mode.
+    """
 
     generate_vmap_rule = True
 
