@@ -18,22 +18,22 @@ import yaml
 from torch import nn
 
 from bfl_bench import records
-from bfl_bench.checkpoint import read_state
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.dataset import Dataset, DatasetConfig, Split
 from bfl_bench.data.partition import Natural, Partition, PartitionConfig, deal_test, indices_of
 from bfl_bench.data.partition.partition import Ints
 from bfl_bench.data.sources import default_data_dir
-from bfl_bench.engine import Engine, EvalSettings, Worker
+from bfl_bench.engines.process_setup import set_up_process
+from bfl_bench.engines.worker import Engine, EvalSettings, Worker
 from bfl_bench.errors import ConfigError
-from bfl_bench.flat import FlatModel
+from bfl_bench.inference.precision import Gaussian
 from bfl_bench.method import DataInfo, LocalSettings, Method, Task, Tensors
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings, count_layers, make_gaussian
 from bfl_bench.models.lateral import Lateral
-from bfl_bench.posterior import Gaussian
-from bfl_bench.process import set_up_process
 from bfl_bench.rng import derive_seed, seeded_globally, stream
-from bfl_bench.run import Experiment
+from bfl_bench.run.checkpoint import read_state
+from bfl_bench.run.loop import Experiment
 
 GROUPS = ("dataset", "partition", "model", "method", "aggregator", "engine")
 
@@ -350,7 +350,10 @@ def reload(folder: Path) -> tuple[Experiment, Tensors]:
     config = yaml.safe_load((folder / records.CONFIG).read_text())
     config.pop("schema_version")
     config["given"] = {"start": None, "posterior": None}  # those folders may be gone, and are of no use any more
-    config["engine"] = {"_target_": "bfl_bench.engine.Sequential", "name": "sequential"}  # Ray may not be installed
+    config["engine"] = {
+        "_target_": "bfl_bench.engines.sequential.Sequential",
+        "name": "sequential",
+    }  # Ray may not be installed
     experiment = load(plan(config))[0]
     return experiment, read_state(folder, experiment.worker.task.model.vector.device)
 

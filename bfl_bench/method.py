@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.dataset import Augment, Split
-from bfl_bench.flat import FlatModel
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings
 
 Tensors = dict[str, Tensor]

@@ -24,8 +24,8 @@ class BflSweeper(BasicSweeper):
         self.limit = limit
 
     def sweep(self, arguments: list[str]) -> Any:
-        from bfl_bench.cli import finish_sweep, look_up
-        from bfl_bench.outcome import Outcome, outcome_of
+        from bfl_bench.commands.outcome import Outcome, outcome_of
+        from bfl_bench.commands.run import finish_sweep, look_up
 
         assert self.config is not None
         assert self.launcher is not None
@@ -85,6 +85,6 @@ def time_left(seconds: Sequence[float], num_points: int) -> str:
 
 def _outcome(job: JobReturn) -> Any:
     """What a job returned; a job that raised instead met something that bfl-bench did not foresee."""
-    from bfl_bench.outcome import outcome_of
+    from bfl_bench.commands.outcome import outcome_of
 
     return job.return_value if job.status == JobStatus.COMPLETED else outcome_of(job._return_value)

@@ -11,11 +11,12 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from bfl_bench import cli, records
+from bfl_bench import records
 from bfl_bench.build import load, plan
-from bfl_bench.measure import write_summary
+from bfl_bench.commands import run as cli
 from bfl_bench.records import config_folder
-from bfl_bench.run import Experiment, run
+from bfl_bench.run.loop import Experiment, run
+from bfl_bench.run.measure import write_summary
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 COMMAND = str(Path(sys.executable).with_name("bfl-run"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bfl_bench import cli
+from bfl_bench.commands import run as cli
 
 torch.set_num_threads(1)
 

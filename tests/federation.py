@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from bfl_bench.data.dataset import Augment, Split
-from bfl_bench.engine import EvalSettings, Worker
-from bfl_bench.flat import FlatModel
+from bfl_bench.engines.worker import EvalSettings, Worker
 from bfl_bench.method import Client, LocalSettings, Method, Task, Tensors
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
 
 CPU = torch.device("cpu")

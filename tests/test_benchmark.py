@@ -1,4 +1,4 @@
-"""scripts/benchmark.py: the programs that it compares do the same work."""
+"""benchmarks/benchmark.py: the programs that it compares do the same work."""
 
 import ast
 import math

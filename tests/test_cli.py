@@ -120,7 +120,7 @@ def test_dry_run_counts_steps_and_makes_no_folder(bfl_run: BflRun, tmp_path: Pat
 
 def test_version_and_help_need_no_torch() -> None:
     for option in ("--version", "--help"):
-        code = f"import sys; sys.argv = ['bfl-run', '{option}']; from bfl_bench.cli import main; main(); "
+        code = f"import sys; sys.argv = ['bfl-run', '{option}']; from bfl_bench.commands.run import main; main(); "
         code += "sys.exit('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0

@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from bfl_bench import records
+from bfl_bench.commands.report import main
 from bfl_bench.report.comparison import (
     bootstrap_interval,
     distinguishing_keys,
@@ -20,7 +21,6 @@ from bfl_bench.report.comparison import (
     rank,
 )
 from bfl_bench.report.runs import find_runs
-from bfl_bench.report_cli import main
 from tests.composing import resolve, write_run
 
 

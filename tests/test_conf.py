@@ -8,11 +8,11 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import open_dict
 
-from bfl_bench import cli
 from bfl_bench.build import plan
-from bfl_bench.cli import help_text
+from bfl_bench.commands import run as cli
+from bfl_bench.commands.outcome import GROUPS
+from bfl_bench.commands.run import help_text
 from bfl_bench.errors import ConfigError
-from bfl_bench.outcome import GROUPS
 from bfl_bench.records import config_folder, folder_name
 from tests.composing import NEEDS, SMALL, experiment, resolve, run_in
 

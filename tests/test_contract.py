@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from bfl_bench import records
-from bfl_bench.engine import Job
+from bfl_bench.engines.worker import Job
 from bfl_bench.method import Client, Tensors
 from bfl_bench.records import config_folder
 from bfl_bench.rng import stream
-from bfl_bench.run import run
+from bfl_bench.run.loop import run
 from tests.composing import choose, experiment, run_in
 
 # A released variant is the same class with other values: tests/test_conf.py runs those.

@@ -4,12 +4,13 @@ import csv
 import math
 from pathlib import Path
 
-import fedlpa
 import pytest
 
 from bfl_bench.build import reload
+from bfl_bench.papers import fedlpa
+from bfl_bench.papers.tables import HERE, read_published
 from bfl_bench.records import TIMING, TIMING_COLUMNS, Table
-from bfl_bench.report import HERE, flatten, read_published
+from bfl_bench.report import flatten
 from tests.composing import call_script, only_folder, resolve, write_run
 from tests.conftest import BflRun
 

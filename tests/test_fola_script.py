@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bfl_bench.report import read_published
+from bfl_bench.papers.tables import read_published
 from tests.composing import call_script, resolve, write_run
 from tests.conftest import BflRun
 

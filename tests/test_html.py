@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bfl_bench import records
+from bfl_bench.commands.report import main
 from bfl_bench.report.html import TEMPLATES, definitions
-from bfl_bench.report_cli import main
 from tests.composing import resolve, write_run
 
 ROOT = Path(__file__).parent.parent

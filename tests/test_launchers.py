@@ -9,7 +9,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 
 from bfl_bench import records
-from bfl_bench.outcome import outcome_of
+from bfl_bench.commands.outcome import outcome_of
 from tests.composing import COMMAND, SMALL, only_folder
 from tests.conftest import BflRun
 

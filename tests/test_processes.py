@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from bfl_bench import processes, records
+from bfl_bench import records
 from bfl_bench.build import load, plan
+from bfl_bench.engines import processes
 from bfl_bench.errors import ConfigError, RunError
-from bfl_bench.flat import FlatModel
 from bfl_bench.method import Client, Task, Tensors, Update
 from bfl_bench.methods.fedavg import FedAvg
-from bfl_bench.run import Experiment, run
+from bfl_bench.models.flat import FlatModel
+from bfl_bench.run.loop import Experiment, run
 from tests.composing import SMALL, choose, experiment, resolve, run_in
 from tests.federation import CPU, make_module
 
@@ -111,7 +112,7 @@ def test_a_diverged_client_ends_the_run_as_it_does_sequentially(tmp_path: Path) 
 
 
 def test_the_nursery_can_open_before_torch_is_imported() -> None:
-    code = "import sys, bfl_bench.cli, bfl_bench.nursery; sys.exit('torch' in sys.modules)"
+    code = "import sys, bfl_bench.commands.run, bfl_bench.engines.fork_server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

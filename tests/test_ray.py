@@ -12,7 +12,7 @@ import pytest
 
 from bfl_bench.build import plan
 from bfl_bench.errors import ConfigError, RunError
-from bfl_bench.run import run
+from bfl_bench.run.loop import run
 from tests.composing import COMMAND, SMALL, choose, experiment, heed_interrupts, only_folder, resolve, run_in
 from tests.test_processes import files, mortal
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ba_bfl
-import bfl_p
 import pytest
 
 from bfl_bench import records, report
 from bfl_bench.build import plan
+from bfl_bench.papers import ba_bfl, bfl_p, tables
 from bfl_bench.report.comparison import higher_is_better
 from bfl_bench.report.output import latex_of
 from tests.composing import resolve
@@ -135,7 +134,7 @@ def test_one_table_holds_one_partition(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "method=fvb", "aggregator=eaa", "partition.alpha=0.1")
     write_run(tmp_path / "b", "method=fvb", "aggregator=gaa", "partition.alpha=0.5")
     with pytest.raises(report.ReportError, match=r"partition.alpha=0.1.*partition.alpha=0.5.*--where"):
-        report.find_settings(bfl_p.PAPER, report.find_runs([tmp_path], {})[0])
+        tables.find_settings(bfl_p.PAPER, report.find_runs([tmp_path], {})[0])
 
 
 # Tables
@@ -189,16 +188,16 @@ def test_a_setting_that_is_not_the_papers_says_so(tmp_path: Path, run_script: Ru
         (ba_bfl.PAPER, True, ("Non-IID", "2", "GAA"), "gaa_normalised"),
     ],
 )
-def test_printed_commands_make_the_papers_rows(paper: report.Paper, released: bool, row: report.Row, rule: str) -> None:
-    (line,) = report.sweep_lines(paper, released, "cifar10", [row], {})
+def test_printed_commands_make_the_papers_rows(paper: tables.Paper, released: bool, row: tables.Row, rule: str) -> None:
+    (line,) = tables.sweep_lines(paper, released, "cifar10", [row], {})
     *overrides, seeds = shlex.split(line)[2:]
     plan(composed(*overrides))  # a wrong key or combination raises
     config = report.flatten(records.identity(composed(*overrides)))
     assert config["aggregator.name"] == rule
     assert seeds.startswith("seed=0,1,2")
-    assert report.is_released(config) == released
+    assert tables.is_released(config) == released
     assert paper.row_of(config) == row
-    assert report.changes(paper, [report.Group(config, ())]) == {}
+    assert tables.changes(paper, [report.Group(config, ())]) == {}
 
 
 # Figures
@@ -304,10 +303,10 @@ def test_tables_in_markdown_become_tables_in_latex() -> None:
 def test_a_table_says_what_the_scale_changed() -> None:
     config = {"rounds": 5, "local.epochs": 1, "dataset.autoaugment": False, "dataset.flip": True}
     config |= {"dataset.crop_padding": 4, "dataset.cutout": 16}
-    text = report.describe_scale("fola_table2", [config])
+    text = tables.describe_scale("fola_table2", [config])
     assert "rounds 5 (paper: 100); dataset.autoaugment false (paper: true)." in text
     assert "epochs" not in text  # each row of the table has its own
-    assert report.describe_scale("fola_table2", [config | {"rounds": 100, "dataset.autoaugment": True}]) == ""
+    assert tables.describe_scale("fola_table2", [config | {"rounds": 100, "dataset.autoaugment": True}]) == ""
 
 
 def test_a_column_under_another_rule_is_as_good_or_bad_as_the_column() -> None:
@@ -319,6 +318,6 @@ def test_a_column_under_another_rule_is_as_good_or_bad_as_the_column() -> None:
 def test_rows_of_a_scale_may_change_the_setting_too() -> None:
     config = {"rounds": 250, "local.epochs": 20, "server.lr": 0.8, "dataset.name": "femnist", "dataset.mean": [1]}
     for experiment in ("virtual_table2", "virtual_figure3"):  # the second takes all from the first
-        text = report.describe_scale(experiment, [config, {"dataset.name": "har", "rounds": 60}])
+        text = tables.describe_scale(experiment, [config, {"dataset.name": "har", "rounds": 60}])
         assert "rounds 60 (paper: 250 or 23 or 30); dataset.mean [1] (paper: [0])." in text
-    assert "rounds" not in report.describe_scale("virtual_table2", [{"dataset.name": "har", "rounds": 30}])
+    assert "rounds" not in tables.describe_scale("virtual_table2", [{"dataset.name": "har", "rounds": 30}])

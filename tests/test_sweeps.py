@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bfl_bench.data.sources import SOURCES, made_up
+from bfl_bench.data.sources import SOURCES, stand_in
 from bfl_bench.records import folder_name, identity
 from hydra_plugins.bfl_sweeper import spread, time_left
 from tests.composing import SMALL, resolve
@@ -59,7 +59,7 @@ def test_scale_is_no_part_of_what_a_run_is_but_made_up_data_are() -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_has_a_stand_in_that_is_the_same_each_time(name: str) -> None:
-    first, second = made_up.make(name), made_up.make(name)
+    first, second = stand_in.make(name), stand_in.make(name)
     assert pickle.dumps(first) == pickle.dumps(second)
 
 

@@ -10,8 +10,8 @@ import torch
 from bfl_bench.build import load, plan
 from bfl_bench.data.dataset import Dataset, Owners, Split
 from bfl_bench.errors import ConfigError
-from bfl_bench.kronecker import find_layers
-from bfl_bench.run import Experiment
+from bfl_bench.inference.kronecker import find_layers
+from bfl_bench.run.loop import Experiment
 from tests.composing import NEEDS, resolve, run_in
 from tests.federation import generator
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from bfl_bench.papers.tables import HERE, read_published
 from bfl_bench.records import Cell
-from bfl_bench.report import HERE, read_published
 from tests.composing import call_script, resolve, write_run
 
 

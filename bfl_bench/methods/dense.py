@@ -20,12 +20,12 @@ from torch.func import functional_call
 
 from bfl_bench.aggregators import step_towards
 from bfl_bench.checks import Above, AtLeast, Between
-from bfl_bench.distill import Student
 from bfl_bench.errors import ConfigError
-from bfl_bench.local import train_sgd
+from bfl_bench.inference.distill import Student
+from bfl_bench.inference.point import PointMethod
+from bfl_bench.inference.train import train_sgd
 from bfl_bench.method import Client, DataInfo, Task, Tensors, Update
 from bfl_bench.models.generator import ImageGenerator, batch_statistics, statistics_distance
-from bfl_bench.point import PointMethod
 from bfl_bench.rng import derive_seed, seeded_globally
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bfl_bench.local import train_sgd
+from bfl_bench.inference.point import PointMethod
+from bfl_bench.inference.train import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update
-from bfl_bench.point import PointMethod
 
 
 @dataclass(frozen=True)

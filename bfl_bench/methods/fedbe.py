@@ -20,10 +20,10 @@ from torch import Tensor
 
 from bfl_bench.aggregators import WeightedMean, moments, step_towards
 from bfl_bench.checks import Above, AtLeast, Between
-from bfl_bench.distill import Student
-from bfl_bench.local import train_sgd
+from bfl_bench.inference.distill import Student
+from bfl_bench.inference.point import PointMethod
+from bfl_bench.inference.train import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update
-from bfl_bench.point import PointMethod
 from bfl_bench.rng import derive_seed, seeded_globally
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import AtLeast
-from bfl_bench.curvature import Fisher, diagonal_fisher
-from bfl_bench.local import train_sgd
+from bfl_bench.inference.curvature import Fisher, diagonal_fisher
+from bfl_bench.inference.point import PointMethod
+from bfl_bench.inference.train import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update
-from bfl_bench.point import PointMethod
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from bfl_bench import kronecker
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast
-from bfl_bench.local import train_sgd
+from bfl_bench.inference import kronecker
+from bfl_bench.inference.point import PointMethod
+from bfl_bench.inference.train import train_sgd
 from bfl_bench.method import Client, Method, Task, Tensors, Update
-from bfl_bench.point import PointMethod
 
 Solver = Literal["cg", "gd", "ea"]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from bfl_bench.aggregators import WeightedMean, step_towards
-from bfl_bench.local import effective_steps, train_sgd
+from bfl_bench.inference.point import PointMethod
+from bfl_bench.inference.train import effective_steps, train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update
-from bfl_bench.point import PointMethod
 
 
 @dataclass(frozen=True)

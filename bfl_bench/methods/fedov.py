@@ -21,9 +21,9 @@ from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast
 from bfl_bench.data.outliers import destroy, push
 from bfl_bench.errors import ConfigError
-from bfl_bench.local import train_sgd
+from bfl_bench.inference.point import PointMethod
+from bfl_bench.inference.train import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update
-from bfl_bench.point import PointMethod
 
 
 @dataclass(frozen=True)

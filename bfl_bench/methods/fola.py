@@ -21,11 +21,11 @@ from torch import Tensor
 
 from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.checks import AtLeast
-from bfl_bench.curvature import Fisher, diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
 from bfl_bench.errors import ConfigError
-from bfl_bench.local import train_sgd
+from bfl_bench.inference.curvature import Fisher, diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
+from bfl_bench.inference.precision import MeanCosine, diagonal, multiply, shift, solve
+from bfl_bench.inference.train import train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
-from bfl_bench.posterior import MeanCosine, diagonal, multiply, shift, solve
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Interval
-from bfl_bench.local import train_sgd
+from bfl_bench.inference.train import train_sgd
+from bfl_bench.inference.variational import Prior, draw, settings_of
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
-from bfl_bench.variational import Prior, draw, settings_of
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bfl_bench import sites
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
-from bfl_bench.local import train_sgd
+from bfl_bench.inference import sites
+from bfl_bench.inference.train import train_sgd
+from bfl_bench.inference.variational import Prior, draw
 from bfl_bench.method import Client, Task, Tensors, Update, Weights
 from bfl_bench.models.lateral import count_shared
-from bfl_bench.variational import Prior, draw
 
 
 @dataclass(frozen=True)

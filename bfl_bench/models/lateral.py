@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from bfl_bench.errors import ConfigError
-from bfl_bench.flat import Layout
+from bfl_bench.models.flat import Layout
 
 SHARED, GATES = "shared.", "gates."  # how the names of parameters begin
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bfl_bench.local import minibatches
+from bfl_bench.inference.train import minibatches
 from bfl_bench.method import Client, Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from tests.federation import (

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import cross_entropy
 
-from bfl_bench.curvature import diagonal_fisher
+from bfl_bench.inference.curvature import diagonal_fisher
 from bfl_bench.method import Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedcurv import FedCurv

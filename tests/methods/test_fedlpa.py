@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from bfl_bench import kronecker
 from bfl_bench.errors import ConfigError
-from bfl_bench.measure import num_bytes
+from bfl_bench.inference import kronecker
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedlpa import FedLpa
 from bfl_bench.models.networks import lenet
+from bfl_bench.run.measure import num_bytes
 from tests.composing import SMALL, run_in
 from tests.federation import generator, make_clients, make_task, run_round, train_clients
 

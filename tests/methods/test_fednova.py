@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bfl_bench.local import effective_steps
+from bfl_bench.inference.train import effective_steps
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fednova import FedNova
 from tests.federation import make_clients, make_task, random_start, run_round, train_clients

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bfl_bench.data.outliers import destroy
 from bfl_bench.errors import ConfigError
-from bfl_bench.evaluate import predict, score
+from bfl_bench.evaluation.predict import predict, score
 from bfl_bench.method import DataInfo, Task
 from bfl_bench.methods.fedov import FedOv
 from tests.composing import SMALL, run_in

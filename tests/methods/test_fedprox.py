@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bfl_bench.local import minibatches
+from bfl_bench.inference.train import minibatches
 from bfl_bench.method import Client, Task
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedprox import FedProx

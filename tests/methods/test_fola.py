@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bfl_bench.aggregators import eaa, rklb
-from bfl_bench.curvature import diagonal_fisher, mean_hessian
 from bfl_bench.errors import ConfigError
-from bfl_bench.local import minibatches
+from bfl_bench.inference.curvature import diagonal_fisher, mean_hessian
+from bfl_bench.inference.train import minibatches
 from bfl_bench.method import Task, Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fola import Fola

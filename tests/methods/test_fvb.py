@@ -16,14 +16,14 @@ from torch.distributions import Normal, kl_divergence
 from bfl_bench import records
 from bfl_bench.aggregators import eaa, ppa, rklb, wb
 from bfl_bench.build import plan
-from bfl_bench.checkpoint import CheckpointFolder
-from bfl_bench.flat import FlatModel
-from bfl_bench.local import minibatches, train_sgd
+from bfl_bench.inference.train import minibatches, train_sgd
 from bfl_bench.method import Client, Task, Tensors, Update
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fvb import Fvb
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.models.networks import lenet
+from bfl_bench.run.checkpoint import CheckpointFolder
 from tests.composing import SMALL, experiment, resolve, run_in
 from tests.federation import (
     CPU,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bfl_bench.local import effective_steps, full_gradient
+from bfl_bench.inference.train import effective_steps, full_gradient
 from bfl_bench.method import Task, Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.scaffold import Scaffold

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from bfl_bench.aggregators import eaa
 from bfl_bench.errors import ConfigError
-from bfl_bench.flat import FlatModel
-from bfl_bench.local import Adjust, Trained
-from bfl_bench.measure import num_bytes
+from bfl_bench.inference.sites import natural, prune, read_private, unprune, write_private
+from bfl_bench.inference.train import Adjust, Trained
+from bfl_bench.inference.variational import Prior
 from bfl_bench.method import Client, Task, Tensors
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.methods.virtual import Virtual
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.models.lateral import Lateral, count_shared
-from bfl_bench.sites import natural, prune, read_private, unprune, write_private
-from bfl_bench.variational import Prior
+from bfl_bench.run.measure import num_bytes
 from tests.federation import (
     CPU,
     SIZES,
@@ -384,7 +384,7 @@ def test_private_parts_read_and_write() -> None:
 @pytest.mark.parametrize("kl", ["exact", "released"])
 def test_the_pull_is_the_gradient_of_the_divergence(kl: str) -> None:
     """Against autograd; the released one divides the prior's shift by the posterior's precision."""
-    from bfl_bench.sites import pull_as_released
+    from bfl_bench.inference.sites import pull_as_released
 
     task = make_gaussian_task()
     layout = task.model.layout

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from bfl_bench import records
 from bfl_bench.build import plan
-from bfl_bench.checkpoint import CheckpointFolder
-from bfl_bench.engine import Job
+from bfl_bench.engines.worker import Job
 from bfl_bench.errors import ConfigError
-from bfl_bench.metrics import negative_log_likelihood
+from bfl_bench.evaluation.metrics import negative_log_likelihood
 from bfl_bench.records import config_folder, folder_name, read_table
 from bfl_bench.rng import stream
-from bfl_bench.run import Experiment
+from bfl_bench.run.checkpoint import CheckpointFolder
+from bfl_bench.run.loop import Experiment
 from tests.composing import SMALL, experiment, resolve, run_in
 from tests.conftest import BflRun
 from tests.federation import CPU

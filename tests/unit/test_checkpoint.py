@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from bfl_bench import checkpoint as checkpoint_module
-from bfl_bench.checkpoint import Checkpoint, CheckpointFolder
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
+from bfl_bench.run import checkpoint as checkpoint_module
+from bfl_bench.run.checkpoint import Checkpoint, CheckpointFolder
 from tests.federation import CPU
 
 NOTES = {"totals": {"bytes_up": 12}, "lengths": {"metrics.csv": 345}}

@@ -154,7 +154,7 @@ def test_a_users_own_module_with_postponed_annotations(tmp_path: Path, monkeypat
         "from dataclasses import dataclass\n"
         "from typing import Annotated\n"
         "from bfl_bench.checks import AtLeast\n"
-        "from bfl_bench.point import PointMethod\n"
+        "from bfl_bench.inference.point import PointMethod\n"
         "@dataclass(frozen=True)\n"
         "class Mine(PointMethod):\n"
         "    power: Annotated[int, AtLeast(2)]\n"

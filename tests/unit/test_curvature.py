@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bfl_bench.curvature import diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
 from bfl_bench.errors import ConfigError
-from bfl_bench.flat import FlatModel
-from bfl_bench.local import full_gradient
+from bfl_bench.inference.curvature import diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
+from bfl_bench.inference.train import full_gradient
+from bfl_bench.models.flat import FlatModel
 from tests.federation import generator, make_clients, make_task, random_start
 
 
@@ -51,7 +51,7 @@ def test_chunks_change_nothing() -> None:
 
 
 def test_full_gradient_is_that_of_the_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bfl_bench.local._GATHERED_EXAMPLES", 5)
+    monkeypatch.setattr("bfl_bench.inference.train._GATHERED_EXAMPLES", 5)
     task, client = make_task(), make_clients()[1]
     start = random_start(task)
     gradient = full_gradient(task, start, client, generator())
@@ -67,7 +67,7 @@ def test_hessian_equals_autograds(kind: str, monkeypatch: pytest.MonkeyPatch) ->
     task = make_task(modules.get(kind) or nn.Sequential(nn.Flatten(), nn.Linear(24, 4), nn.Tanh(), nn.Linear(4, 3)))
     client, start = make_clients((70, 5), shape=(2, 3, 4))[0], random_start(task)
     if kind == "softmax":  # the closed form, and no other
-        monkeypatch.setattr("bfl_bench.curvature.LARGEST_DENSE", 0)
+        monkeypatch.setattr("bfl_bench.inference.curvature.LARGEST_DENSE", 0)
     ours, num_repaired = mean_hessian(task, start, client, generator())
     x, y = client.gather(torch.arange(70), generator())
     layout = task.model.layout
@@ -85,7 +85,7 @@ def test_hessian_equals_autograds(kind: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_large_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bfl_bench.curvature.LARGEST_DENSE", 10)
+    monkeypatch.setattr("bfl_bench.inference.curvature.LARGEST_DENSE", 10)
     task = make_task()
     with pytest.raises(ConfigError, match=r"method\.structure"):
         mean_hessian(task, random_start(task), make_clients()[0], generator())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bfl_bench.curvature import mean_hessian
+from bfl_bench.inference.curvature import mean_hessian
 from tests.federation import generator, make_clients, make_task, random_start
 
 with warnings.catch_warnings():

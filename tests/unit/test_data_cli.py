@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from bfl_bench.commands.data import main
 from bfl_bench.data import sources
 from bfl_bench.data.sources import SOURCES, Arrays
 from bfl_bench.data.sources.fetching import Way
 from bfl_bench.data.sources.files import File, PublishedFiles
-from bfl_bench.data_cli import main
 
 CONTENT = b"the published bytes"
 
@@ -55,7 +55,7 @@ def test_list_shows_every_dataset_and_its_state(
 
 
 def test_list_is_quick_as_it_imports_no_torch(tmp_path: Path) -> None:
-    code = "import sys; from bfl_bench.data_cli import main; main(['list', '--data-dir', sys.argv[1]]); "
+    code = "import sys; from bfl_bench.commands.data import main; main(['list', '--data-dir', sys.argv[1]]); "
     code += "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bfl_bench import metrics
 from bfl_bench.data.dataset import Split
-from bfl_bench.evaluate import predict, score
-from bfl_bench.flat import FlatModel
+from bfl_bench.evaluation import metrics
+from bfl_bench.evaluation.predict import predict, score
+from bfl_bench.models.flat import FlatModel
 from tests.federation import CPU, NUM_CLASSES, NUM_FEATURES, generator, make_module, make_split
 
 ROUNDING = 1e-5  # float32 logits near 1 from sums of a few terms, then their logarithms

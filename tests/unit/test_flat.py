@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bfl_bench.flat import FlatModel
+from bfl_bench.models.flat import FlatModel
 from tests.federation import CPU
 
 

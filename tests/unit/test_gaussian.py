@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from bfl_bench.flat import FlatModel
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import (
     GaussianEmbedding,
     GaussianLayer,

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bfl_bench import kronecker
 from bfl_bench.errors import ConfigError
-from bfl_bench.kronecker import Posteriors
+from bfl_bench.inference import kronecker
+from bfl_bench.inference.kronecker import Posteriors
 from tests.federation import generator, make_clients, make_task, random_start
 
 SHAPE = (2, 6, 5)
@@ -164,7 +164,7 @@ def test_damping_of_a_layer_without_gradients_is_finite() -> None:
 @pytest.mark.parametrize("split", ["kfac", "released"])
 def test_factors_equal_a_loop_over_examples(split: kronecker.Split, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a layer that sees an example at S positions: A adds them up, B averages them; released: S^2 changes sides."""
-    monkeypatch.setattr("bfl_bench.kronecker._EXAMPLES_AT_ONCE", 5)
+    monkeypatch.setattr("bfl_bench.inference.kronecker._EXAMPLES_AT_ONCE", 5)
     task, client = make_task(network()), make_clients((12, 3), shape=SHAPE)[0]
     start = random_start(task)
     found = kronecker.factors(task, start, client, generator(), split)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bfl_bench import local as local_module
 from bfl_bench.data.dataset import Split
-from bfl_bench.local import Tally, Trained, minibatches, train_sgd
+from bfl_bench.inference import train as local_module
+from bfl_bench.inference.train import Tally, Trained, minibatches, train_sgd
 from bfl_bench.method import Client, Task
 from tests.federation import NUM_CLASSES, generator, make_clients, make_task, random_start
 

@@ -14,8 +14,8 @@ from bfl_bench.build import load, plan
 from bfl_bench.data.dataset import Dataset, Owners
 from bfl_bench.data.partition import Natural, deal_test
 from bfl_bench.errors import ConfigError
-from bfl_bench.evaluate import predict
-from bfl_bench.run import Experiment
+from bfl_bench.evaluation.predict import predict
+from bfl_bench.run.loop import Experiment
 from tests.composing import SMALL, experiment, resolve, run_in
 from tests.federation import generator, make_split
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bfl_bench import records
 from bfl_bench.data import dataset
-from bfl_bench.local import minibatches
+from bfl_bench.inference.train import minibatches
 from bfl_bench.method import Client, LocalSettings
 from tests.composing import choose, run_in
 from tests.federation import CPU, NUM_FEATURES, make_split

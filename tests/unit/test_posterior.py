@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bfl_bench.errors import ConfigError
-from bfl_bench.posterior import diagonal, multiply, project, shift, solve
+from bfl_bench.inference.precision import diagonal, multiply, project, shift, solve
 
 
 def make_precision(full: bool) -> torch.Tensor:

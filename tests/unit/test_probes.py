@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from bfl_bench import records
 from bfl_bench.build import load, plan
 from bfl_bench.errors import ConfigError, RunError
-from bfl_bench.posterior import Gaussian, MeanCosine
+from bfl_bench.inference.precision import Gaussian, MeanCosine
 from tests.composing import SMALL, experiment, resolve, run_in
 from tests.federation import generator
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bfl_bench import records
-from bfl_bench.engine import Sequential
+from bfl_bench.engines.sequential import Sequential
 from bfl_bench.method import Method, Task, Tensors
 from bfl_bench.methods.fedavg import FedAvg
-from bfl_bench.run import Experiment, run
+from bfl_bench.run.loop import Experiment, run
 from tests.federation import make_eval, make_worker
 
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, NamedTuple
 import filelock
 import platformdirs
 
-from bfl_bench.data.sources import federations, fetching, files, made_up
+from bfl_bench.data.sources import federations, fetching, files, stand_in
 from bfl_bench.data.sources.fetching import Way
 from bfl_bench.data.sources.files import AlteredFileError, Arrays, Content, Layout, import_torchvision_datasets
 from bfl_bench.errors import DataError
@@ -300,7 +300,7 @@ def load_content(name: str, data_dir: Path) -> Any:
     """The same for a dataset of any kind: what the layouts of its source read."""
     source = SOURCES[name]
     if data_dir == Path(MADE_UP):
-        return made_up.make(name)
+        return stand_in.make(name)
     if source.status(data_dir).state == "missing":
         source.get(data_dir)
     return source.read(data_dir)

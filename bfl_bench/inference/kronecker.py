@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bfl_bench.errors import ConfigError
-from bfl_bench.flat import Entry, FlatModel
 from bfl_bench.method import Client, Task
+from bfl_bench.models.flat import Entry, FlatModel
 
 Split = Literal["kfac", "released"]
 """How a convolution's scale is shared: A sums over the S positions and B averages; released: A / S^2 and B S^2."""

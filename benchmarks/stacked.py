@@ -1,7 +1,7 @@
 """A cohort's clients as one network with a further dimension, by torch.func.vmap, beside one client after the other.
 
-Both are bare loops, so that the ratio is what an engine of this kind could gain at best. `scripts/benchmark.py stacked`
-calls what is here.
+Both are bare loops, so that the ratio is what an engine of this kind could gain at best. `benchmarks/benchmark.py
+stacked` calls what is here.
 """
 
 from dataclasses import replace

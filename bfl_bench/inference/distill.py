@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bfl_bench.flat import FlatModel
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.rng import derive_seed, seeded_globally
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from bfl_bench import records
-from bfl_bench.checkpoint import write_tensors
-from bfl_bench.engine import Worker
-from bfl_bench.evaluate import Scores
-from bfl_bench.measure import Row
+from bfl_bench.engines.worker import Worker
+from bfl_bench.evaluation.predict import Scores
 from bfl_bench.method import Method, Tensors
 from bfl_bench.rng import stream
+from bfl_bench.run.checkpoint import write_tensors
+from bfl_bench.run.measure import Row
 
 Replies = Iterable[tuple[int, Tensors]]
 

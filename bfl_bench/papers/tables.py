@@ -37,7 +37,7 @@ from bfl_bench.report.runs import (
 Row = tuple[str, str, str]
 """Partition, model and aggregator as a paper's table prints them."""
 
-HERE = Path(__file__).parent.parent
+HERE = Path(__file__).parent
 INCIDENTAL = (  # no paper means these
     "device", "threads", "eval.every", "eval.local_every", "eval.batch_size", "partition.max_tries"
 )  # fmt: skip

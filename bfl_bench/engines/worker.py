@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
@@ -12,9 +12,9 @@ import torch
 from bfl_bench.checks import AtLeast
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError
-from bfl_bench.evaluate import Scores, predict, score
+from bfl_bench.evaluation.predict import Scores, predict, score
+from bfl_bench.inference.precision import Gaussian
 from bfl_bench.method import Client, Method, Task, Tensors
-from bfl_bench.posterior import Gaussian
 from bfl_bench.rng import stream
 
 
@@ -130,26 +130,6 @@ class Engine(Protocol):
     def start(self, worker: Worker) -> AbstractContextManager[Runner]:
         """For the length of a run; whatever it needs is gone afterwards."""
         ...
-
-
-@dataclass(frozen=True)
-class Sequential:
-    """One client after the other in this process; a reply is handed on before the next client starts."""
-
-    name: str
-
-    @contextmanager
-    def start(self, worker: Worker) -> Iterator[Runner]:
-        yield _OneByOne(worker)
-
-
-@dataclass(frozen=True)
-class _OneByOne:
-    worker: Worker
-
-    def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for job in jobs:
-            yield self.worker.run(broadcast, job)
 
 
 def check_finite(values: Mapping[str, torch.Tensor | float], where: str) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from peers.work import Result, Workload
 
-from bfl_bench.environment import describe_environment
 from bfl_bench.records import write_text
+from bfl_bench.run.environment import describe_environment
 
 SCRIPTS = Path(__file__).parent
 PEERS = {
@@ -53,7 +53,7 @@ def run_peer_job(name: str, python: Path, work: Workload) -> Job:
 
 def run_ours_job(loop: str, work: Workload) -> Job:
     """A loop of workloads.py; worker processes are made ready at the start, as bfl-run does."""
-    begin = "from bfl_bench.nursery import open_nursery; open_nursery(); " if loop == "processes" else ""
+    begin = "from bfl_bench.engines.fork_server import open_nursery; open_nursery(); " if loop == "processes" else ""
     return _run_job(sys.executable, "-c", f"{begin}import workloads; workloads.main()", loop, work=work)
 
 

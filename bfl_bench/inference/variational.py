@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bfl_bench.local import Adjust
+from bfl_bench.inference.train import Adjust
 from bfl_bench.method import Task
 from bfl_bench.models.gaussian import GaussianSettings
 

@@ -8,12 +8,12 @@ not change between its turns, so neither does its score.
 import math
 from collections.abc import Iterable
 
-from bfl_bench.engine import Reply, Worker
-from bfl_bench.evaluate import Scores, score
-from bfl_bench.measure import Row
+from bfl_bench.engines.worker import Reply, Worker
+from bfl_bench.evaluation.metrics import worst_tenth
+from bfl_bench.evaluation.predict import Scores, score
 from bfl_bench.method import Tensors
-from bfl_bench.metrics import worst_tenth
 from bfl_bench.rng import stream
+from bfl_bench.run.measure import Row
 
 
 class Personal:

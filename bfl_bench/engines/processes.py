@@ -18,12 +18,12 @@ import torch
 
 from bfl_bench.checks import AtLeast
 from bfl_bench.data.dataset import Split
-from bfl_bench.engine import Job, Reply, Runner, Worker
+from bfl_bench.engines.fork_server import open_nursery
+from bfl_bench.engines.pool import Peer, Pool, WorkerDiedError, answer
+from bfl_bench.engines.process_setup import set_up_process
+from bfl_bench.engines.worker import Job, Reply, Runner, Worker
 from bfl_bench.errors import ConfigError
 from bfl_bench.method import Tensors
-from bfl_bench.nursery import open_nursery
-from bfl_bench.pool import Peer, Pool, WorkerDiedError, answer
-from bfl_bench.process import set_up_process
 
 
 @dataclass(frozen=True)

@@ -36,18 +36,19 @@ from torch import Tensor, nn
 
 from bfl_bench import records
 from bfl_bench.aggregators import eaa
-from bfl_bench.checkpoint import CheckpointFolder
 from bfl_bench.data.dataset import Split
-from bfl_bench.engine import Engine, EvalSettings, Sequential, Worker
-from bfl_bench.flat import FlatModel
+from bfl_bench.engines.process_setup import set_up_process
+from bfl_bench.engines.processes import Processes
+from bfl_bench.engines.sequential import Sequential
+from bfl_bench.engines.worker import Engine, EvalSettings, Worker
 from bfl_bench.method import LocalSettings, Method, Task
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fvb import Fvb
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
 from bfl_bench.models.networks import lenet, mlp
-from bfl_bench.process import set_up_process
-from bfl_bench.processes import Processes
-from bfl_bench.run import Experiment, run
+from bfl_bench.run.checkpoint import CheckpointFolder
+from bfl_bench.run.loop import Experiment, run
 
 T = TypeVar("T")
 

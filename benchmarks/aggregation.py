@@ -1,6 +1,6 @@
 """What an aggregation rule costs: its time against that of reading its inputs once, and its memory beyond them.
 
-    python scripts/aggregation.py eaa CLIENTS COLUMNS REPEATS
+    python benchmarks/aggregation.py eaa CLIENTS COLUMNS REPEATS
 
 prints a line of JSON. A process does one rule, so that the peak of its memory is the rule's. The inputs are what K
 clients send: means, and for a rule of Gaussians variances, in float32. `fvb_eaa` is the whole server step of `fvb` with
@@ -22,11 +22,11 @@ from workloads import CPU, GAUSSIAN, compare, divide
 
 from bfl_bench import aggregators
 from bfl_bench.aggregators import WeightedMean, combine, eaa
-from bfl_bench.flat import FlatModel
+from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.method import LocalSettings, Task
 from bfl_bench.methods.fvb import Fvb
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
-from bfl_bench.process import set_up_process
 
 RULES = ["mean", "eaa", "gaa", "aalv", "wb", "rklb", "cf", "moments", "ppa", "alpha", "fvb_eaa"]
 PARTS: dict[str, Callable[[Tensor], object]] = {

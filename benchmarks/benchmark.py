@@ -1,6 +1,6 @@
 """What bfl-bench costs beside a bare PyTorch loop, Flower and pfl, measured in turns; writes benchmark.md and a figure.
 
-    python scripts/benchmark.py [SECTION ...] [--repeats 5] [--peers DIR] [--to docs] [--small] [--full]
+    python benchmarks/benchmark.py [SECTION ...] [--repeats 5] [--peers DIR] [--to docs] [--small] [--full]
 
 The sections, all of them where none is named: A to D are workloads, where ours, ours with two worker processes, and the
 bare loop take turns on one thread each, and a round's time is the mean over all rounds but the first and the last. E is
@@ -33,7 +33,7 @@ from peers.work import Result, Workload, make_network
 from stacked import WORKS, minibatches, one_by_one, stacked
 from workloads import WORKERS, WORKLOADS, compare, divide, load_data, run_bare, run_in_turns, run_ours, take_turns
 
-from bfl_bench.process import set_up_process
+from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.records import write_text
 from bfl_bench.report import markdown
 
@@ -351,8 +351,8 @@ FIGURE = Path("figures") / "benchmark.png"
 
 INTRODUCTION = """# Benchmark
 
-Made by `python scripts/benchmark.py --full --peers DIR`. The programs do the same work in turns, each in a process of
-its own; a ratio is taken within a turn. For `ours / bare` both take turns round by round in one process. Cells are
+Made by `python benchmarks/benchmark.py --full --peers DIR`. The programs do the same work in turns, each in a process
+of its own; a ratio is taken within a turn. For `ours / bare` both take turns round by round in one process. Cells are
 medians, with the minimum in brackets. The line below a section says with what it was measured.
 
 - `ours`: the whole round loop with records, one client after the other, one thread; one checkpoint and one evaluation,

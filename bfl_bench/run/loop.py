@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 
-from bfl_bench import probes, records
-from bfl_bench.checkpoint import CheckpointFolder
-from bfl_bench.engine import Engine, Job, Runner, Worker, check_finite
+from bfl_bench import records
+from bfl_bench.engines.worker import Engine, Job, Runner, Worker, check_finite
 from bfl_bench.errors import DivergedError
-from bfl_bench.measure import (
+from bfl_bench.method import Method, Tensors
+from bfl_bench.rng import stream
+from bfl_bench.run import probes
+from bfl_bench.run.checkpoint import CheckpointFolder
+from bfl_bench.run.measure import (
     Measured,
     Row,
     client_rows,
@@ -23,9 +26,7 @@ from bfl_bench.measure import (
     reliability_rows,
     write_summary,
 )
-from bfl_bench.method import Method, Tensors
-from bfl_bench.personal import Personal
-from bfl_bench.rng import stream
+from bfl_bench.run.personal import Personal
 
 OnRound = Callable[[int, Row | None], None]
 """Called after every round with its number and, where it was evaluated, its row of metrics.csv."""

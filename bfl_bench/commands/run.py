@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bfl_bench.commands.outcome import GROUPS, STATUSES, Outcome, outcome_of
+from bfl_bench.engines.fork_server import open_nursery
 from bfl_bench.errors import BflError, ConfigError, RunError
-from bfl_bench.nursery import open_nursery
-from bfl_bench.outcome import GROUPS, STATUSES, Outcome, outcome_of
 from bfl_bench.records import config_folder
 
 if TYPE_CHECKING:
@@ -125,8 +125,9 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
     if OmegaConf.select(config, "engine.name") == "processes":
         open_nursery()  # now: it takes as long as the imports that follow
 
-    from bfl_bench import build, records, show
-    from bfl_bench.run import run
+    from bfl_bench import build, records
+    from bfl_bench.run import show
+    from bfl_bench.run.loop import run
 
     _check_scale(resolved["scale"])
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
@@ -194,7 +195,7 @@ def _check_scale(scale: str) -> None:
 def _describe_run(folder: Path, plan: "Plan", partition: Any, counts: Any) -> None:
     """The files that say what the run works on, written before its first round."""
     from bfl_bench import records
-    from bfl_bench.environment import describe_environment
+    from bfl_bench.run.environment import describe_environment
 
     digest = partition.digest()
     earlier = records.read_json(folder / records.ENVIRONMENT)

@@ -1,6 +1,6 @@
 """What the runner and the Bayesian methods cost, measured side by side.
 
-    python scripts/overhead.py [--repeats 7]
+    python benchmarks/overhead.py [--repeats 7]
 
 The runner against a bare PyTorch loop that takes the same SGD steps. Ours is the whole round loop, with records and a
 checkpoint after every round, on a test set of one example, so that evaluation does not count; the accuracy printed was
@@ -34,12 +34,12 @@ from workloads import (
 
 from bfl_bench.aggregators import rklb
 from bfl_bench.data.dataset import Split
-from bfl_bench.flat import FlatModel
 from bfl_bench.method import Client, LocalSettings, Method, Task
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedlpa import FedLpa
 from bfl_bench.methods.fola import Fola
 from bfl_bench.methods.fvb import Fvb
+from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.models.networks import lenet
 

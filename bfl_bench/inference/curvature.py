@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
 from bfl_bench.errors import ConfigError
-from bfl_bench.flat import FlatModel
-from bfl_bench.kronecker import find_layers, inputs_and_slopes
+from bfl_bench.inference.kronecker import find_layers, inputs_and_slopes
+from bfl_bench.inference.precision import project
 from bfl_bench.method import Client, Task
-from bfl_bench.posterior import project
+from bfl_bench.models.flat import FlatModel
 
 Fisher = Literal["batch_gradient", "per_sample"]
 """Squares of the gradients of minibatch means, or of single examples (the diagonal of the empirical Fisher)."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bfl_bench.local import Adjust
+from bfl_bench.inference.train import Adjust
+from bfl_bench.inference.variational import Prior, settings_of
 from bfl_bench.method import Task, Tensors
 from bfl_bench.models.lateral import GATES, count_shared
-from bfl_bench.variational import Prior, settings_of
 
 
 def natural(task: Task, vector: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from bfl_bench import records
-from bfl_bench.engine import Reply
-from bfl_bench.evaluate import Scores
+from bfl_bench.engines.worker import Reply
+from bfl_bench.evaluation.metrics import worst_tenth
+from bfl_bench.evaluation.predict import Scores
 from bfl_bench.method import Tensors
-from bfl_bench.metrics import worst_tenth
 
 Row = dict[str, records.Cell]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from bfl_bench.engine import Job, Reply, Worker
+from bfl_bench.engines.worker import Job, Reply, Worker
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bfl_bench import metrics
-from bfl_bench.flat import FlatModel
+from bfl_bench.evaluation import metrics
+from bfl_bench.models.flat import FlatModel
 
 
 @dataclass(frozen=True)

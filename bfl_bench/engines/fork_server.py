@@ -16,6 +16,6 @@ def open_nursery() -> Context:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "bfl_bench.processes"])
+    context.set_forkserver_preload(["__main__", "bfl_bench.engines.processes"])
     forkserver.ensure_running()  # it ends with this process
     return context
