@@ -18,12 +18,11 @@ from functools import partial
 import torch
 from peers.work import forget_peak, peak_mb
 from torch import Tensor, nn
-from workloads import CPU, GAUSSIAN, compare, divide
+from workloads import CPU, GAUSSIAN, compare, divide, make_task
 
 from bfl_bench import aggregators
 from bfl_bench.aggregators import WeightedMean, combine, eaa
 from bfl_bench.engines.process_setup import set_up_process
-from bfl_bench.method import LocalSettings, Task
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
@@ -94,8 +93,8 @@ def _convert(inputs: list[Tensor], columns: int, change: Callable[[Tensor], obje
 
 def _server_step(inputs: list[Tensor], columns: int) -> Callable[[], object]:
     model = FlatModel(make_gaussian(nn.Linear(columns // 10, 10, bias=False), None, GAUSSIAN), CPU)
-    task = Task(model, LocalSettings(1, 1, 0.1, 0.0, 0.0, None), 1.0, (1,) * len(inputs), GAUSSIAN)
-    fvb = Fvb("fvb", eaa, "size", 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
+    task = make_task(model, (1,) * len(inputs), epochs=1, batch_size=1, lr=0.1)
+    fvb = Fvb("fvb", "size", eaa, 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
     state = fvb.init(task, torch.Generator())
     replies = [(client, {"params": vector}) for client, vector in enumerate(inputs)]
     return lambda: fvb.server_update(task, state, iter(replies), torch.Generator())

@@ -53,7 +53,9 @@ def run_peer_job(name: str, python: Path, work: Workload) -> Job:
 
 def run_ours_job(loop: str, work: Workload) -> Job:
     """A loop of workloads.py; worker processes are made ready at the start, as bfl-run does."""
-    begin = "from bfl_bench.engines.fork_server import open_nursery; open_nursery(); " if loop == "processes" else ""
+    begin = ""
+    if loop == "processes":
+        begin = "from bfl_bench.engines.fork_server import open_fork_server; open_fork_server(); "
     return _run_job(sys.executable, "-c", f"{begin}import workloads; workloads.main()", loop, work=work)
 
 

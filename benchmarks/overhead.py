@@ -27,6 +27,7 @@ from workloads import (
     divide,
     load_data,
     make_experiment,
+    make_task,
     run_bare,
     run_experiment,
     take_turns,
@@ -34,7 +35,7 @@ from workloads import (
 
 from bfl_bench.aggregators import rklb
 from bfl_bench.data.dataset import Split
-from bfl_bench.method import Client, LocalSettings, Method, Task
+from bfl_bench.method import Client, Method
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedlpa import FedLpa
 from bfl_bench.methods.fola import Fola
@@ -43,7 +44,8 @@ from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.models.networks import lenet
 
-LR, ROUNDS = 0.01, 3
+TRAINING: dict[str, Any] = {"batch_size": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+ROUNDS = 3
 
 
 def make_lenet(gaussian: bool) -> FlatModel:
@@ -54,10 +56,10 @@ def make_lenet(gaussian: bool) -> FlatModel:
 
 
 def train_client(method: Method, model: FlatModel, data: Split) -> None:
-    task = Task(model, LocalSettings(1, 64, LR, 0.9, 1e-5, None), 1.0, (len(data),), GAUSSIAN)
+    task = make_task(model, (len(data),), epochs=1, **TRAINING)
     state = method.init(task, torch.Generator())
     client = Client(0, data, torch.arange(len(data)), None)
-    method.client_update(task, method.broadcast(task, state), None, client, torch.Generator().manual_seed(0))
+    method.client_update(task, method.broadcast(task, state), {}, client, torch.Generator().manual_seed(0))
 
 
 def main() -> None:
@@ -70,8 +72,8 @@ def main() -> None:
 
     torch.manual_seed(0)
     data = Split(torch.rand(1280, 1, 28, 28), torch.randint(0, 10, (1280,)))
-    fvb = Fvb("fvb", rklb, "size", 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
-    fola = Fola("fola", None, "size", True, 1.0, True, "diagonal", "batch_gradient", "online", True, True, 0.0, 1e-5)
+    fvb = Fvb("fvb", "size", rklb, 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
+    fola = Fola("fola", "size", None, True, 1.0, True, "diagonal", "batch_gradient", "online", True, True, 0.0, 1e-5)
     fedavg = FedAvg("fedavg", "size")
     point, gaussian = make_lenet(False), make_lenet(True)
     for name, method, model in (("fvb", fvb, gaussian), ("fola", fola, point)):
@@ -99,11 +101,11 @@ def compare_fedlpa(data: Split, fedavg: Method, repeats: int) -> None:
     print(
         f"LeNet, one epoch of 20 steps of 64: fedlpa / fedavg = {describe(divide(*compare(loops, repeats).values()))}"
     )
-    task = Task(model, LocalSettings(2, 64, LR, 0.9, 1e-5, None), 1.0, (128,) * 10)
+    task = make_task(model, (128,) * 10, epochs=2, **TRAINING)
     state = fedlpa.init(task, torch.Generator())
     clients = [Client(i, data, part, None) for i, part in enumerate(torch.split(torch.arange(1280), 128))]
     replies = [
-        (c.id, fedlpa.client_update(task, state, None, c, torch.Generator().manual_seed(c.id)).message) for c in clients
+        (c.id, fedlpa.client_update(task, state, {}, c, torch.Generator().manual_seed(c.id)).message) for c in clients
     ]
     seconds = {}
     for solver in ("cg", "gd"):

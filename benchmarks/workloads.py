@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from peers.work import (
@@ -36,12 +36,14 @@ from torch import Tensor, nn
 
 from bfl_bench import records
 from bfl_bench.aggregators import eaa
+from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.data.dataset import Split
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.processes import Processes
 from bfl_bench.engines.sequential import Sequential
-from bfl_bench.engines.worker import Engine, EvalSettings, Worker
-from bfl_bench.method import LocalSettings, Method, Task
+from bfl_bench.engines.worker import TEST, Engine, EvalSettings, EvaluationSet, Worker
+from bfl_bench.likelihood import Categorical
+from bfl_bench.method import DataInfo, LocalSettings, Method, Task
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.flat import FlatModel
@@ -49,6 +51,7 @@ from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
 from bfl_bench.models.networks import lenet, mlp
 from bfl_bench.run.checkpoint import CheckpointFolder
 from bfl_bench.run.loop import Experiment, run
+from bfl_bench.run.observers import RunInfo
 
 T = TypeVar("T")
 
@@ -77,31 +80,78 @@ def make_experiment(
     method: Method = FedAvg("fedavg", "size")
     if work.bayesian:
         module = make_gaussian(module, None, GAUSSIAN)
-        method = Fvb("fvb", eaa, "size", 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
-    local = LocalSettings(work.epochs, work.batch_size, work.lr, 0.0, 0.0, None)
+        method = Fvb("fvb", "size", eaa, 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
+    sizes = (work.samples,) * work.num_clients
+    task = make_task(FlatModel(module, CPU), sizes, epochs=work.epochs, batch_size=work.batch_size, lr=work.lr)
     worker = Worker(
-        task=Task(FlatModel(module, CPU), local, 1.0, (work.samples,) * work.num_clients, GAUSSIAN),
+        task=task,
         method=method,
         train=data,
-        test=Split(data.x[:1], data.y[:1]),
+        sets={TEST: EvaluationSet(Split(data.x[:1], data.y[:1]))},
         augment=None,
         client_indices=tuple(rows.clone() for rows in torch.arange(len(data)).view(work.num_clients, work.samples)),
-        settings=EvalSettings(work.rounds, work.rounds + 1, 1000, 1, 1, 15, 0.0, {}, [], 2, []),
+        settings=EvalSettings(
+            every=work.rounds,
+            local_every=work.rounds + 1,
+            batch_size=1000,
+            draws=1,
+            local_draws=1,
+            ece_bins=15,
+            nll_epsilon=0.0,
+            also_aggregate={},
+            weight_rounds=[],
+            weight_points=2,
+            keep_messages=[],
+        ),
         seed=work.seed,
+        rounds=work.rounds,
     )
     return Experiment(
-        worker, engine, work.seed, work.rounds, work.cohort, checkpoint_every or work.rounds, {"made": "up"}
+        worker=worker,
+        engine=engine,
+        seed=work.seed,
+        cohort_size=work.cohort,
+        checkpoint_every=checkpoint_every or work.rounds,
+        partition_info={},
+    )
+
+
+def make_task(model: FlatModel, sizes: tuple[int, ...], **local: Any) -> Task:
+    """A task of ten classes with plain SGD, on clients and server."""
+    values: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "clip": None, "optimizer": "sgd"}
+    values |= {"betas": [0.9, 0.999], "schedule": "constant"} | local
+    return Task(
+        model=model,
+        likelihood=Categorical(NUM_CLASSES),
+        data=DataInfo((1, 28, 28), torch.zeros(()), torch.ones(())),
+        local=LocalSettings(**values),
+        server=ServerStep(rule="sgd", lr=1.0, momentum=0.0, beta2=0.99, tau=1e-3, bias_correction=False),
+        sizes=sizes,
+        initials=model.initial[None],
+        gaussian=GAUSSIAN,
     )
 
 
 class Clock:
-    """Notes how long each round takes and, where it is asked for, the peak memory after it."""
+    """An observer that notes how long each round takes and, where it is asked for, the peak memory after it."""
 
-    def __init__(self, with_memory: bool) -> None:
+    def __init__(self, with_memory: bool, between_rounds: Callable[[], object] | None = None) -> None:
         self.rounds: list[float] = []
         self.peaks: list[float] = []
-        self._with_memory = with_memory
+        self._with_memory, self._between_rounds = with_memory, between_rounds
         self.begin_round()
+
+    def begin(self, info: RunInfo) -> None:
+        return
+
+    def round(self, round_: int, row: object) -> None:
+        self.end_round()
+        if self._between_rounds is not None:
+            self._between_rounds()
+            self.begin_round()
+
+    def end(self, summary: object) -> None:
+        return
 
     def begin_round(self) -> None:
         self._before = time.perf_counter()
@@ -118,16 +168,9 @@ def run_experiment(
     experiment: Experiment, with_memory: bool = False, between_rounds: Callable[[], object] | None = None
 ) -> Result:
     worker, model = experiment.worker, experiment.worker.task.model
-    clock = Clock(with_memory)
-
-    def end_round(*_: object) -> None:
-        clock.end_round()
-        if between_rounds is not None:
-            between_rounds()
-            clock.begin_round()
-
+    clock = Clock(with_memory, between_rounds)
     with tempfile.TemporaryDirectory() as folder:
-        run(experiment, Path(folder), end_round)
+        run(experiment, Path(folder), [clock])
         saved = CheckpointFolder(Path(folder) / records.CHECKPOINT).load(CPU)
     assert saved is not None
     model.load(saved.state["params"])

@@ -18,24 +18,27 @@ import yaml
 from torch import nn
 
 from bfl_bench import records
+from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.dataset import Dataset, DatasetConfig, Split
-from bfl_bench.data.partition import Natural, Partition, PartitionConfig, deal_test, indices_of
+from bfl_bench.data.partition import Natural, Partition, PartitionConfig, deal_test, hold_out, indices_of
 from bfl_bench.data.partition.partition import Ints
 from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
-from bfl_bench.engines.worker import Engine, EvalSettings, Worker
-from bfl_bench.errors import ConfigError
+from bfl_bench.engines.worker import TEST, VALIDATION, Engine, EvalSettings, EvaluationSet, Worker
+from bfl_bench.errors import ConfigError, UnsuitableError
 from bfl_bench.inference.precision import Gaussian
-from bfl_bench.method import DataInfo, LocalSettings, Method, Task, Tensors
+from bfl_bench.likelihood import Categorical
+from bfl_bench.method import DataInfo, LocalSettings, Method, Needs, ServerData, Task, Tensors
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings, count_layers, make_gaussian
 from bfl_bench.models.lateral import Lateral
 from bfl_bench.rng import derive_seed, seeded_globally, stream
 from bfl_bench.run.checkpoint import read_state
 from bfl_bench.run.loop import Experiment
+from bfl_bench.run.observers import Observer
 
-GROUPS = ("dataset", "partition", "model", "method", "aggregator", "engine")
+GROUPS = ("dataset", "partition", "model", "method", "aggregator", "engine", "observer")
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,6 @@ class Settings:
     scale: Literal["paper", "cpu", "smoke"]
     force: bool
     dry_run: bool
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    lr: Annotated[float, Above(0)]
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,16 @@ class Plan:
     server_samples: int
     partition: PartitionConfig
     own_test: bool
+    validation: float
     make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
+    model_name: str
     gaussian: GaussianSettings | None
     method: Method
     alternatives: dict[str, Method]  # the method with the rules of eval.also_aggregate
     engine: Engine
+    observers: list[Observer]
     local: LocalSettings
-    server: ServerSettings
+    server: ServerStep
     given: GivenSettings
     eval: EvalSettings
     checkpoint: CheckpointSettings
@@ -99,7 +100,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
     """Check every key, type and range, and every combination that needs no data."""
     sections = {
         "local": LocalSettings,
-        "server": ServerSettings,
+        "server": ServerStep,
         "given": GivenSettings,
         "eval": EvalSettings,
         "checkpoint": CheckpointSettings,
@@ -129,26 +130,32 @@ def plan(config: Mapping[str, Any]) -> Plan:
     partition_node = dict(config["partition"])
     own_test = partition_node.pop("test", "auto")
     check_value("partition.test", own_test, Literal["auto", "shared", "per_client"])
+    validation = partition_node.pop("validation", 0)
+    check_value("partition.validation", validation, Annotated[float, Between(0, 0.9)])
     partition = construct("partition", {"partition": partition_node})
     if settings.num_clients is None and not isinstance(partition, Natural):
         raise ConfigError("num_clients", None, f"a number with partition {partition.name}")
     gaussian, model = _split_model(config["model"])
     method = _construct_method(config)
-    if gaussian is None and _has_gaussian_layers(method):
+    needs = method.needs
+    if gaussian is None and needs.gaussian_layers:
         allowed = f"a network with the keys of Gaussian layers (`defaults: [_gaussian, _self_]`) for {method.name}"
         raise ConfigError("model", config["model"].get("name"), allowed)
     asked = gaussian.bayesian_layers if gaussian is not None else 0
-    if asked not in ("auto", "auto_all", 0) and not _has_gaussian_layers(method):
+    if asked not in ("auto", "auto_all", 0) and not needs.gaussian_layers:
         allowed = f"auto, auto_all or 0; method {method.name} has no Gaussian layers"
         raise ConfigError("model.bayesian_layers", asked, allowed)
-    if server_samples == 0 and getattr(method, "server_data", False):
-        raise ConfigError("dataset.server_samples", 0, f"above 0; method {method.name} needs unlabelled server data")
+    if server_samples == 0 and needs.server_data != "none":
+        allowed = f"above 0; method {method.name} needs {needs.server_data} examples on the server"
+        raise ConfigError("dataset.server_samples", 0, allowed)
     if rounds := config["eval"].get("weight_rounds"):
         if settings.num_clients != 2 or settings.participation not in (1, 2):
             raise ConfigError("eval.weight_rounds", rounds, "[] unless there are two clients, both in every round")
-        if getattr(method, "weights", None) != "size":
+        if method.weights != "size":
             raise ConfigError("eval.weight_rounds", rounds, "[] unless method.weights=size")
-    personal = isinstance(partition, Natural) or bool(getattr(method, "own_test", False))
+    personal = isinstance(partition, Natural) or needs.own_test
+    made: dict[str, Any] = {key: _section(key, cls, config[key]) for key, cls in sections.items()}
+    _check_steps(method, made["local"], made["server"])
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,
@@ -157,12 +164,15 @@ def plan(config: Mapping[str, Any]) -> Plan:
         server_samples=server_samples,
         partition=partition,
         own_test=own_test == "per_client" or (own_test == "auto" and personal),
+        validation=validation,
         make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),
+        model_name=config["model"]["name"],
         gaussian=gaussian,
         method=method,
         alternatives=_construct_alternatives(method, config),
         engine=construct("engine", config),
-        **{key: _section(key, cls, config[key]) for key, cls in sections.items()},
+        observers=[] if config["observer"].get("name") == "none" else [construct("observer", config)],
+        **made,
     )
 
 
@@ -179,8 +189,28 @@ def construct(group: str, config: Mapping[str, Any], supplied: tuple[str, ...] =
         raise error.below(group) from None
 
 
-def _construct_method(config: Mapping[str, Any]) -> Any:
-    """The method, with the aggregation rule it asks for by a parameter of that name."""
+def _check_steps(method: Method, local: LocalSettings, server: ServerStep) -> None:
+    """Refuse local and server steps that the method's algebra does not know."""
+    if local.optimizer != "sgd" and method.needs.sgd:
+        raise ConfigError("local.optimizer", local.optimizer, f"sgd; method {method.name} is made for its steps")
+    if not server.is_plain and not method.needs.any_server_step:
+        key, got = ("server.rule", server.rule) if server.rule != "sgd" else ("server.momentum", server.momentum)
+        allowed = f"{'sgd' if key == 'server.rule' else 0}; the state of method {method.name} is not a point"
+        raise ConfigError(key, got, allowed)
+
+
+def _construct_method(config: Mapping[str, Any]) -> Method:
+    """Construct the method, with the aggregation rule it asks for by a parameter of that name."""
+    method = _construct_any_method(config)
+    if not isinstance(method, Method):
+        raise ConfigError("method._target_", config["method"]["_target_"], "a subclass of bfl_bench.method.Method")
+    if misplaced := [field.name for field in fields(Needs) if hasattr(method, field.name)]:
+        allowed = f"a class that declares {misplaced[0]} in `needs = Needs({misplaced[0]}=...)`"
+        raise ConfigError("method._target_", config["method"]["_target_"], allowed)
+    return method
+
+
+def _construct_any_method(config: Mapping[str, Any]) -> Any:
     rule, method = config["aggregator"].get("name"), config["method"].get("name")
     target = _target("method", config)
     takes_rule = "aggregator" in inspect.signature(target).parameters
@@ -200,15 +230,13 @@ def _may_be_none(target: Callable[..., Any], parameter: str) -> bool:
     return type(None) in get_args(annotation)
 
 
-def _construct_alternatives(method: Any, config: Mapping[str, Any]) -> dict[str, Method]:
+def _construct_alternatives(method: Method, config: Mapping[str, Any]) -> dict[str, Method]:
     rules: dict[str, Any] = config["eval"].get("also_aggregate") or {}
-    if rules and not hasattr(method, "aggregator"):
+    if rules and "aggregator" not in {field.name for field in fields(method)}:
         allowed = f"an empty list; method {method.name} takes no aggregator"
         raise ConfigError("eval.also_aggregate", list(rules), allowed)
-    alternatives = {
-        name: replace(method, aggregator=_construct_rule({"aggregator": node})) for name, node in rules.items()
-    }
-    return alternatives | (method.alternatives() if hasattr(method, "alternatives") else {})
+    made: dict[str, Any] = {name: {"aggregator": _construct_rule({"aggregator": node})} for name, node in rules.items()}
+    return {name: replace(method, **rule) for name, rule in made.items()} | dict(method.alternatives())
 
 
 def _construct_rule(config: Mapping[str, Any]) -> Any:
@@ -223,21 +251,17 @@ def _split_model(node: Mapping[str, Any]) -> tuple[GaussianSettings | None, dict
     return (_section("model", GaussianSettings, shared) if shared else None), rest
 
 
-def _has_gaussian_layers(method: Method) -> bool:
-    return bool(getattr(method, "gaussian_layers", False))
-
-
-def _make_module(plan: Plan, dataset: Dataset) -> nn.Module:
-    """The network, with the Gaussian layers that the method and `model.bayesian_layers` ask for."""
-    layers = plan.gaussian.bayesian_layers if plan.gaussian else 0
-    with seeded_globally(derive_seed(plan.settings.seed, "model"), plan.device):
+def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
+    """Make the network, with the Gaussian layers that the method and `model.bayesian_layers` ask for."""
+    layers, needs = plan.gaussian.bayesian_layers if plan.gaussian else 0, plan.method.needs
+    with seeded_globally(derive_seed(plan.settings.seed, "model", *names), plan.device):
         try:
-            num_outputs = dataset.num_classes + getattr(plan.method, "extra_outputs", 0)
+            num_outputs = dataset.likelihood.num_outputs + needs.extra_outputs
             module = plan.make_model(dataset.input_shape, num_outputs)
-            private = plan.make_model(dataset.input_shape, num_outputs) if _is_lateral(plan.method) else None
+            private = plan.make_model(dataset.input_shape, num_outputs) if needs.lateral else None
         except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
             raise ConfigError("model", "a network that cannot be made", f"one that can ({error})") from None
-        if plan.gaussian is None or layers == 0 or not _has_gaussian_layers(plan.method):
+        if plan.gaussian is None or layers == 0 or not needs.gaussian_layers:
             return module
         available = count_layers(module)
         if isinstance(layers, int) and layers > available:
@@ -246,10 +270,6 @@ def _make_module(plan: Plan, dataset: Dataset) -> nn.Module:
         assert not isinstance(num_layers, str)
         module = make_gaussian(module, num_layers, plan.gaussian)
         return Lateral(module, make_gaussian(private, num_layers, plan.gaussian)) if private is not None else module
-
-
-def _is_lateral(method: Method) -> bool:
-    return bool(getattr(method, "lateral", False))
 
 
 def _target(group: str, config: Mapping[str, Any]) -> Callable[..., Any]:
@@ -277,35 +297,31 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     settings = plan.settings
     set_up_process(settings.threads)
     data_dir = Path(settings.data_dir).expanduser() if settings.data_dir else default_data_dir()
-    dataset, server_x = _hold_out(plan.dataset.load(data_dir), plan.server_samples, settings.seed)
+    dataset, server_data = _hold_out(plan.dataset.load(data_dir), plan.server_samples, settings.seed)
+    if plan.method.needs.classes and not isinstance(dataset.likelihood, Categorical):
+        raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
     try:
         dataset, partition, own_test = _split(plan, dataset)
     except ConfigError as error:
         raise error if error.key == "num_clients" else error.below("partition") from None
-    model = FlatModel(_make_module(plan, dataset), plan.device)
-    server_x = None if server_x is None else server_x.to(plan.device)
-    start, known = _read_given(plan, model)
-    info = _describe_data(dataset, plan.device)
-    task = Task(model, plan.local, plan.server.lr, partition.sizes, plan.gaussian, server_x, info)
-    test = Split(dataset.test.x.to(plan.device), dataset.test.y.to(plan.device))
-    train = dataset.train.to(plan.device)
+    task = _make_task(plan, dataset, partition, server_data)
+    start, reference = _read_given(plan, task.model)
     worker = Worker(
         task=task,
         method=plan.method,
-        train=train,
-        test=test,
+        train=dataset.train,
+        sets=_evaluation_sets(dataset, partition, own_test),
         augment=dataset.augment,
-        client_indices=tuple(torch.from_numpy(indices).to(train.x.device) for indices in partition.indices),
+        client_indices=tuple(map(torch.from_numpy, partition.indices)),
         settings=plan.eval,
         seed=settings.seed,
-        known=known,
-        own_test=None if own_test is None else tuple(torch.from_numpy(own).to(plan.device) for own in own_test),
-    )
+        rounds=settings.rounds,
+        reference_posterior=reference,
+    ).to(plan.device)
     experiment = Experiment(
         worker=worker,
         engine=plan.engine,
         seed=settings.seed,
-        rounds=settings.rounds,
         cohort_size=_cohort_size(settings.participation, partition.sizes),
         checkpoint_every=plan.checkpoint.every,
         partition_info=partition.info,
@@ -313,6 +329,49 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         start=start,
     )
     return experiment, dataset, partition
+
+
+def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: ServerData | None) -> Task:
+    """Make the network and all that clients and server share; let the method and the engine refuse it."""
+    model = FlatModel(_make_module(plan, dataset), plan.device)
+    others = range(1, plan.method.needs.num_initials)
+    initials = [model.initial, *(FlatModel(_make_module(plan, dataset, j), plan.device).initial for j in others)]
+    asked = plan.method.needs.server_data
+    if server_data is not None:
+        y = server_data.y.to(plan.device) if asked == "labelled" and server_data.y is not None else None
+        server_data = ServerData(server_data.x.to(plan.device), y)
+    task = Task(
+        model=model,
+        likelihood=dataset.likelihood,
+        data=_describe_data(dataset, plan.device),
+        local=plan.local,
+        server=plan.server,
+        sizes=partition.sizes,
+        initials=torch.stack(initials),
+        gaussian=plan.gaussian,
+        server_data=None if asked == "none" else server_data,
+    )
+    plan.engine.check(plan.device)
+    for method in (plan.method, *plan.alternatives.values()):
+        try:
+            method.check(task)
+        except UnsuitableError as error:
+            name = {"model": plan.model_name, "dataset": plan.dataset.name}[error.key]
+            raise ConfigError(error.key, name, f"{error.needed} for method {method.name}") from None
+    return task
+
+
+def _evaluation_sets(dataset: Dataset, partition: Partition, own_test: list[Ints] | None) -> dict[str, EvaluationSet]:
+    own = None if own_test is None else tuple(map(torch.from_numpy, own_test))
+    sets = {TEST: EvaluationSet(dataset.test, own)}
+    if partition.validation is not None:
+        indices = torch.from_numpy(np.concatenate(partition.validation))
+        x = dataset.train.x[indices]
+        ends = np.cumsum([len(part) for part in partition.validation])
+        whose = tuple(torch.arange(end - len(part), end) for end, part in zip(ends, partition.validation, strict=True))
+        split = Split(x if dataset.normalise is None else dataset.normalise(x), dataset.train.y[indices])
+        sets[VALIDATION] = EvaluationSet(split, whose)
+    return sets
 
 
 def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints] | None]:
@@ -324,13 +383,18 @@ def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints]
     if isinstance(plan.partition, Natural) and dataset.owners is not None:
         chosen = plan.partition.choose(len(dataset.owners.names), settings.num_clients, settings.seed)
         partition = Partition.of(labels, indices_of(dataset.owners.train.numpy(), chosen))
+        partition = hold_out(partition, plan.validation, settings.seed)
         own = indices_of(dataset.owners.test.numpy(), chosen)
     else:
         assert settings.num_clients is not None or isinstance(plan.partition, Natural)
         partition = plan.partition.split(labels, dataset.num_classes, settings.num_clients or 1, settings.seed)
+        counts = partition.label_counts(labels, dataset.num_classes)
+        if partition.validation is None:
+            partition = hold_out(partition, plan.validation, settings.seed)
+        elif plan.validation:
+            raise ConfigError("validation", plan.validation, "0: the partition's file says which examples are held out")
         if not plan.own_test:
             return dataset, partition, None
-        counts = partition.label_counts(labels, dataset.num_classes)
         own = deal_test(counts, first_labels(dataset.test), settings.seed)
     kept = np.sort(np.concatenate(own))
     if not len(kept):
@@ -369,7 +433,7 @@ def _read_given(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian 
     if plan.given.posterior is not None:
         state = read_state(Path(plan.given.posterior), plan.device)
         size = model.layout.num_trainable
-        if "precision" not in state or len(state["precision"]) != size or _has_gaussian_layers(plan.method):
+        if "precision" not in state or len(state["precision"]) != size or plan.method.needs.gaussian_layers:
             allowed = f"a run of fola whose network has {size} trainable parameters, and a method with point models"
             raise ConfigError("given.posterior", plan.given.posterior, allowed)
         known = Gaussian(state["params"][:size], state["precision"])
@@ -381,11 +445,11 @@ def _describe_data(dataset: Dataset, device: torch.device) -> DataInfo:
     x = dataset.test.x.transpose(0, 1).flatten(1)  # (channels, ...)
     broadcast = (-1, *[1] * (len(dataset.input_shape) - 1))
     low, high = (bound.view(broadcast).to(device) for bound in (x.amin(1), x.amax(1)))
-    return DataInfo(dataset.input_shape, low, high, dataset.num_classes)
+    return DataInfo(dataset.input_shape, low, high)
 
 
-def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, torch.Tensor | None]:
-    """Take random training examples away for the server, without their labels, as inputs that are not augmented."""
+def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, ServerData | None]:
+    """Take random training examples away for the server, as inputs that are not augmented."""
     if num_samples == 0:
         return dataset, None
     train = dataset.train
@@ -393,10 +457,10 @@ def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, t
         raise ConfigError("dataset.server_samples", num_samples, f"fewer than the {len(train)} training samples")
     order = torch.randperm(len(train), generator=stream(seed, "server_samples"))
     kept = order[num_samples:].sort().values
-    held_out = train.x[order[:num_samples]]
-    server_x = held_out if dataset.normalise is None else dataset.normalise(held_out)
+    held_out, y = train.x[order[:num_samples]], train.y[order[:num_samples]]
+    server_data = ServerData(held_out if dataset.normalise is None else dataset.normalise(held_out), y)
     owners = dataset.owners and replace(dataset.owners, train=dataset.owners.train[kept])
-    return replace(dataset, train=Split(train.x[kept], train.y[kept]), owners=owners), server_x
+    return replace(dataset, train=Split(train.x[kept], train.y[kept]), owners=owners), server_data
 
 
 def _cohort_size(participation: float, sizes: tuple[int, ...]) -> int:

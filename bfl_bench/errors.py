@@ -24,6 +24,24 @@ class ConfigError(BflError):
         return ConfigError(f"{prefix}.{self.key}" if self.key else prefix, self.got, self.allowed)
 
 
+class UnsuitableError(BflError):
+    """A network, data or numbers that a part cannot take: what it would need instead.
+
+    Numerics raise it without knowing any config; `build` names the key, which is `model` or what `key` says.
+    """
+
+    def __init__(self, needed: str, key: str = "model") -> None:
+        super().__init__(needed)
+        self.needed, self.key = needed, key
+
+    def __reduce__(self) -> tuple[type["UnsuitableError"], tuple[str, str]]:
+        return UnsuitableError, (self.needed, self.key)
+
+
+class PartError(BflError):
+    """A user's own part breaks its contract: which part, what it returned, what was expected."""
+
+
 class DataError(BflError):
     """A dataset is missing, incomplete or altered."""
 

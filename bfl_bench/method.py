@@ -5,26 +5,34 @@ the round loop stores and the checkpoint writes. Nothing hides in `self`, in an 
 generator: that is what makes resuming, parallel engines and tests trivial.
 """
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.dataset import Augment, Split
+from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation.prediction import Prediction, average
+from bfl_bench.likelihood import Categorical, Likelihood
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings
 
 Tensors = dict[str, Tensor]
 """A state, a message or a model: named tensors."""
 
+Replies = Iterable[tuple[int, Tensors]]
+"""Client ids and their messages, in ascending order of ids."""
+
 Weights = Literal["size", "uniform"]
 """How clients weigh in the aggregation: by their number of training examples, or all alike."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LocalSettings:
     """How a client trains; every method reads it in the same way."""
 
@@ -34,29 +42,57 @@ class LocalSettings:
     momentum: Annotated[float, Between(0, 0.999999)]
     weight_decay: Annotated[float, AtLeast(0)]
     clip: Annotated[float, Above(0)] | None
+    optimizer: Literal["sgd", "adam"]
+    betas: list[Annotated[float, Between(0, 0.999999)]]
+    schedule: Literal["constant", "cosine"]
+
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2:
+            raise ConfigError("betas", self.betas, "two numbers from 0 to 0.999999")
+        if self.optimizer == "adam" and self.momentum:
+            raise ConfigError("momentum", self.momentum, "0 with local.optimizer=adam, which has local.betas instead")
 
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What everybody knows about the examples: their shape, the range of each channel, the number of classes."""
+    """What everybody knows about the examples: their shape and the range of each channel."""
 
     input_shape: tuple[int, ...]
     low: Tensor  # (channels, 1, ...), broadcasts over an example
     high: Tensor
-    num_classes: int
 
 
 @dataclass(frozen=True)
+class ServerData:
+    """Examples that the server holds."""
+
+    x: Tensor  # (n, ...) network inputs
+    y: Tensor | None  # (n,) withheld from a method that does not ask for labels
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What all clients and the server share: the network, how to train it, and how large the clients are."""
 
     model: FlatModel  # scratch space: whoever needs it loads a vector first
+    likelihood: Likelihood
+    data: DataInfo
     local: LocalSettings
-    server_lr: float
+    server: ServerStep
     sizes: tuple[int, ...]  # training examples of each of the N clients
+    initials: Tensor  # (M, P) initial parameters, M as many as the method needs; row 0 is `model.initial`
     gaussian: GaussianSettings | None = None  # of the network's Gaussian layers
-    server_x: Tensor | None = None  # unlabelled examples that the server holds
-    data: DataInfo | None = None
+    server_data: ServerData | None = None  # for a method that needs them
+
+    @property
+    def num_classes(self) -> int:
+        assert isinstance(self.likelihood, Categorical)  # for methods that need classes
+        return self.likelihood.num_classes
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        """Return the most probable class of each example, (n, ...)."""
+        assert isinstance(self.likelihood, Categorical)
+        return self.likelihood.decide(outputs)
 
     def weight(self, kind: Weights, client_id: int) -> float:
         return float(self.sizes[client_id]) if kind == "size" else 1.0
@@ -75,52 +111,89 @@ class Client:
         return len(self.indices)
 
     def gather(self, positions: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Network inputs and labels of the client's examples at these positions, augmented."""
+        """Return network inputs and labels of the client's examples at these positions, augmented."""
         x, y = self.train.take(self.indices[positions])
         return (x if self.augment is None else self.augment(x, rng)), y
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Update:
-    """What a client hands back after its turn."""
+    """The result of a client's local update."""
 
     message: Tensors  # travels up; its bytes are counted
     local: Tensors  # the client's model after training: evaluated where it was trained, then dropped
-    memory: Tensors | None = None  # private state, kept for the client's next turn
+    memory: Tensors = field(default_factory=dict)  # private state, kept for the client's next local update
     metrics: dict[str, float] = field(default_factory=dict)  # what a person reads
 
 
-class Method(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a method asks of the rest; the defaults ask for nothing."""
+
+    gaussian_layers: bool = False  # the network's layers get Gaussian weights (`model.bayesian_layers`)
+    lateral: bool = False  # beside the shared network stands a private one (models/lateral.py)
+    own_test: bool = False  # clients are tested on examples of their own, unless `partition.test` says otherwise
+    server_data: Literal["none", "unlabelled", "labelled"] = "none"  # of `dataset.server_samples`
+    extra_outputs: int = 0  # of the network, beyond those that the likelihood asks for
+    classes: bool = False  # labels are classes
+    num_initials: int = 1  # rows of `Task.initials`
+    any_server_step: bool = False  # the state is a point: momentum and adaptive steps of the server make sense
+    sgd: bool = False  # local training must be SGD, because the method's algebra is
+
+
+@dataclass(frozen=True)
+class Method(ABC):
     """The contract. `docs/design.md` shows how to write one; `methods/fedavg.py` is the smallest."""
 
+    name: str
+    weights: Weights
+
     @property
-    def name(self) -> str: ...
+    def needs(self) -> Needs:
+        """Declare what the method asks for; a class attribute of that name does as well."""
+        return Needs()
 
+    def check(self, task: Task) -> None:
+        """Refuse a network or a task with a `ConfigError`, before anything is trained or written."""
+        return
+
+    @abstractmethod
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        """The server's state before the first round; `task.model.initial` are the network's initial parameters."""
-        ...
+        """Make the server's state before the first round; `task.model.initial` are the network's initial parameters."""
 
-    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
-        """The private state of a client at its first turn; None for a method whose clients remember nothing."""
-        ...
+    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
+        """Make the private state of a client before its first local update; empty: clients remember nothing."""
+        return {}
 
     def broadcast(self, task: Task, state: Tensors) -> Tensors:
-        """What every client of the cohort receives."""
-        ...
+        """Choose what every client of the cohort receives."""
+        return dict(state)
 
+    @abstractmethod
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
-    ) -> Update: ...
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
+    ) -> Update:
+        """Train on the client's data."""
 
+    @abstractmethod
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
-        """The next state, and metrics, from (client id, message) in ascending order of ids.
+        """Make the next state, and metrics, of the cohort's messages.
 
-        `replies` is consumed once: clients may still be training while the first messages are read.
+        Every reply has to be read, once: clients may still be training while the first messages are read.
         """
-        ...
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
-        """Parameter vectors whose predictions are averaged: of the server's state, or of an update's `local`."""
-        ...
+        """Yield parameter vectors whose predictions are averaged: of the server's state, or of an update's `local`."""
+        yield model["params"]
+
+    def predict(
+        self, task: Task, model: Tensors, x: Tensor, num: int, batch_size: int, rng: torch.Generator
+    ) -> Prediction:
+        """Predict the labels of x (n, ...) with at most `num` draws from the posterior."""
+        return average(task.model, self.draws(task, model, num, rng), x, batch_size, task.likelihood.mixture())
+
+    def alternatives(self) -> Mapping[str, "Method"]:
+        """Name variants of this method that are to be evaluated on the same replies."""
+        return {}

@@ -22,6 +22,8 @@ from filelock import FileLock, Timeout
 from bfl_bench.errors import RunError
 
 SCHEMA_VERSION = 1
+VERSIONS = {"summary.json": 2, "manifest.json": 2}
+"""Of what a file of this name holds; any other file has SCHEMA_VERSION."""
 
 METRICS = "metrics.csv"
 TIMING = "timing.csv"
@@ -122,7 +124,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps({"schema_version": SCHEMA_VERSION, **content}, indent=2, allow_nan=False) + "\n")
+    version = VERSIONS.get(path.name, SCHEMA_VERSION)
+    write_text(path, json.dumps({"schema_version": version, **content}, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -131,49 +134,68 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    if content.get("schema_version") != SCHEMA_VERSION:
+    newest = VERSIONS.get(path.name, SCHEMA_VERSION)
+    if content.get("schema_version") not in range(1, newest + 1):
         raise RunError(
-            f"{path} has schema version {content.get('schema_version')}, this program reads {SCHEMA_VERSION}; "
+            f"{path} has schema version {content.get('schema_version')}, this program reads up to {newest}; "
             "use the version of bfl-bench that wrote it, or another `out` folder"
         )
     return content
 
 
 class Table:
-    """A CSV file that grows by rows. Columns beyond the given ones come with the first row."""
+    """A CSV file that grows by rows, and by columns where a row brings a new one: empty in the rows before."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path = path
         self.columns = tuple(columns)
         self.length = 0  # bytes
 
-    def resume(self, length: int) -> None:
-        """Continue a table that was `length` bytes long when the checkpoint was written."""
-        if length == 0:
+    def describe(self) -> dict[str, Any]:
+        """Say where the table ends, for a checkpoint."""
+        return {"length": self.length, "columns": list(self.columns)}
+
+    def resume(self, described: Mapping[str, Any] | None) -> None:
+        """Continue a table as it was described when the checkpoint was written; None: it begins."""
+        if described is None or described["length"] == 0:
             self.path.unlink(missing_ok=True)
             return
-        if not self.path.exists() or self.path.stat().st_size < length:
+        if not self.path.exists() or self.path.stat().st_size < described["length"]:
             raise RunError(f"{self.path} is shorter than its checkpoint says; start over with force=true")
-        os.truncate(self.path, length)
+        self.columns, self.length = tuple(described["columns"]), described["length"]
         with self.path.open(newline="") as file:
-            self.columns = tuple(next(csv.reader(file)))
-        self.length = length
+            columns = tuple(next(csv.reader(file)))
+        if columns == self.columns:
+            os.truncate(self.path, self.length)
+        elif columns[: len(self.columns)] == self.columns:  # it has grown by columns since then
+            content = self._format(self.columns, read_table(self.path)).encode()
+            write_bytes(self.path, content[: self.length])
+        else:
+            raise RunError(f"{self.path} has other columns than its checkpoint says; start over with force=true")
 
     def append(self, rows: Sequence[Mapping[str, Cell]]) -> None:
         if not rows:
             return
+        known = dict.fromkeys(self.columns)
+        new = dict.fromkeys(name for row in rows for name in row if name not in known)
+        self.columns += tuple(new)
+        if self.length == 0:
+            write_text(self.path, self._format(self.columns, rows))
+        elif new:
+            write_text(self.path, self._format(self.columns, [*read_table(self.path), *rows]))
+        else:
+            with self.path.open("a", newline="") as file:
+                file.write(self._format(self.columns, rows, header=False))
+        self.length = self.path.stat().st_size
+
+    @staticmethod
+    def _format(columns: Sequence[str], rows: Iterable[Mapping[str, Cell]], header: bool = True) -> str:
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
-        if self.length == 0:
-            self.columns += tuple(name for name in rows[0] if name not in self.columns)
-            writer.writerow(self.columns)
-        for row in rows:
-            if unknown := set(row) - set(self.columns):
-                raise ValueError(f"{self.path.name} has no column {', '.join(sorted(unknown))}")
-            writer.writerow([format_cell(row.get(name)) for name in self.columns])
-        with self.path.open("a", newline="") as file:
-            file.write(text.getvalue())
-        self.length = self.path.stat().st_size
+        if header:
+            writer.writerow(columns)
+        writer.writerows([format_cell(row.get(name)) for name in columns] for row in rows)
+        return text.getvalue()
 
 
 def format_cell(value: Cell) -> str:

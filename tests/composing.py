@@ -16,7 +16,7 @@ from bfl_bench.build import load, plan
 from bfl_bench.commands import run as cli
 from bfl_bench.records import config_folder
 from bfl_bench.run.loop import Experiment, run
-from bfl_bench.run.measure import write_summary
+from bfl_bench.run.recorder import write_summary
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 COMMAND = str(Path(sys.executable).with_name("bfl-run"))
@@ -62,7 +62,7 @@ def experiment(*overrides: str) -> Experiment:
 def run_in(folder: Path, *overrides: str, experiment_: Experiment | None = None) -> str:
     """Run in a folder and give back metrics.csv."""
     folder.mkdir(exist_ok=True)
-    run(experiment_ or experiment(*overrides), folder, lambda round_, row: None)
+    run(experiment_ or experiment(*overrides), folder)
     return (folder / records.METRICS).read_text()
 
 

@@ -1,14 +1,17 @@
 """A tiny federation built directly from tensors: clients of unequal size, labels that can be learnt a little."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.data.dataset import Augment, Split
-from bfl_bench.engines.worker import EvalSettings, Worker
-from bfl_bench.method import Client, LocalSettings, Method, Task, Tensors
+from bfl_bench.engines.worker import TEST, EvalSettings, EvaluationSet, Worker
+from bfl_bench.evaluation.prediction import Prediction, Scores, average
+from bfl_bench.likelihood import Categorical
+from bfl_bench.method import Client, DataInfo, LocalSettings, Method, Task, Tensors
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings, make_gaussian
 
@@ -27,6 +30,9 @@ def make_local(**changes: Any) -> LocalSettings:
         "momentum": 0.0,
         "weight_decay": 0.0,
         "clip": None,
+        "optimizer": "sgd",
+        "betas": [0.9, 0.999],
+        "schedule": "constant",
     }
     return LocalSettings(**values | changes)
 
@@ -56,7 +62,40 @@ def make_module() -> nn.Module:
 def make_task(
     module: nn.Module | None = None, sizes: Sequence[int] = SIZES, server_lr: float = 1.0, **local: Any
 ) -> Task:
-    return Task(FlatModel(module or make_module(), CPU), make_local(**local), server_lr, tuple(sizes))
+    return assemble_task(FlatModel(module or make_module(), CPU), sizes, server_lr, **local)
+
+
+def assemble_task(
+    model: FlatModel,
+    sizes: Sequence[int],
+    server_lr: float = 1.0,
+    gaussian: GaussianSettings | None = None,
+    shape: tuple[int, ...] = (NUM_FEATURES,),
+    num_classes: int = NUM_CLASSES,
+    **local: Any,
+) -> Task:
+    return Task(
+        model=model,
+        likelihood=Categorical(num_classes),
+        data=DataInfo(shape, torch.tensor(-3.0), torch.tensor(3.0)),
+        local=make_local(**local),
+        server=make_server(lr=server_lr),
+        sizes=tuple(sizes),
+        initials=model.initial[None],
+        gaussian=gaussian,
+    )
+
+
+def make_server(**changes: Any) -> ServerStep:
+    values: dict[str, Any] = {
+        "rule": "sgd",
+        "lr": 1.0,
+        "momentum": 0.0,
+        "beta2": 0.99,
+        "tau": 1e-3,
+        "bias_correction": False,
+    }
+    return ServerStep(**values | changes)
 
 
 def make_gaussian_settings(**changes: Any) -> GaussianSettings:
@@ -81,7 +120,7 @@ def make_gaussian_task(
     """The same network with Gaussian weights in its last `num_layers` linear layers; None: in both."""
     settings = settings or make_gaussian_settings()
     module = make_gaussian(make_module(), num_layers, settings)
-    return Task(FlatModel(module, CPU), make_local(**local), server_lr, tuple(sizes), settings)
+    return assemble_task(FlatModel(module, CPU), sizes, server_lr, settings, **local)
 
 
 def make_split(num: int, shape: tuple[int, ...] = (NUM_FEATURES,), seed: int = 1) -> Split:
@@ -109,12 +148,25 @@ def make_worker(method: Method, sizes: Sequence[int] = SIZES, seed: int = 3, **l
         task=make_task(sizes=sizes, **local),
         method=method,
         train=clients[0].train,
-        test=make_split(25, seed=4),
+        sets={TEST: EvaluationSet(make_split(25, seed=4))},
         augment=None,
         client_indices=tuple(client.indices for client in clients),
         settings=make_eval(batch_size=10, draws=3, local_draws=3, ece_bins=15),
         seed=seed,
+        rounds=5,
     )
+
+
+def predict(
+    model: FlatModel, draws: Iterable[Tensor], x: Tensor, batch_size: int, num_classes: int = NUM_CLASSES
+) -> Tensor:
+    """Log of the mean over draws of the predicted probabilities, (n, C, ...)."""
+    return average(model, draws, x, batch_size, Categorical(num_classes).mixture()).log_probabilities
+
+
+def score(log_probabilities: Tensor, labels: Tensor, ece_bins: int, nll_epsilon: float = 0.0) -> Scores:
+    prediction = Prediction(log_probabilities, None)
+    return Categorical(log_probabilities.shape[1]).score(prediction, labels, ece_bins, nll_epsilon)
 
 
 def generator(seed: int = 5) -> torch.Generator:

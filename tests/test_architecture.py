@@ -7,8 +7,10 @@ PACKAGE = Path(__file__).parent.parent / "bfl_bench"
 LAYERS = [  # from the bottom
     {"errors"},
     {"checks", "rng", "records"},
-    {"aggregators", "models", "data"},
+    {"aggregators", "models"},
     {"evaluation"},
+    {"likelihood"},
+    {"data"},
     {"method"},
     {"inference"},
     {"methods", "engines"},

@@ -177,7 +177,7 @@ class Stripes:
     def load(self, data_dir):
         y = torch.arange(60) % 3
         x = torch.nn.functional.one_hot(y, self.width).float()
-        return Dataset(Split(x, y), Split(x, y), num_classes=3)
+        return Dataset(Split(x, y), Split(x, y), Categorical(3))
 
 class Net(nn.Module):
     def __init__(self, input_shape, num_classes, width: int):

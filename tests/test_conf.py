@@ -207,7 +207,8 @@ def test_defaults_are_those_of_the_readme() -> None:
     config = resolve()
     assert config["participation"] == 1.0
     assert config["local"] == {
-        "epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "clip": None
+        "epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "clip": None,
+        "optimizer": "sgd", "betas": [0.9, 0.999], "schedule": "constant",
     }  # fmt: skip
     assert (config["rounds"], config["num_clients"], config["partition"]["alpha"]) == (20, 10, 0.1)
     assert config["eval"]["ece_bins"] == 15

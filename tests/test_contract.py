@@ -13,11 +13,25 @@ from bfl_bench.method import Client, Tensors
 from bfl_bench.records import config_folder
 from bfl_bench.rng import stream
 from bfl_bench.run.loop import run
+from bfl_bench.run.observers import ProgressLines
 from tests.composing import choose, experiment, run_in
 
 # A released variant is the same class with other values: tests/test_conf.py runs those.
 METHODS = sorted(path.stem for path in (config_folder() / "method").glob("*.yaml") if "_" not in path.stem)
 pytestmark = pytest.mark.parametrize("method", METHODS)
+
+
+class Killer(ProgressLines):
+    """An observer that ends the run after a round, and leaves behind what a round in flight might."""
+
+    def __init__(self, stop: int, folder: Path) -> None:
+        self._stop, self._folder = stop, folder
+
+    def round(self, round_: int, row: object) -> None:
+        if round_ == self._stop:
+            with (self._folder / records.METRICS).open("a") as file:
+                file.write("garbage of a round in flight")
+            raise MemoryError
 
 
 def clone(tensors: Tensors | None) -> Tensors | None:
@@ -78,15 +92,8 @@ def test_resuming_is_bit_equal(method: str, participation: str, tmp_path: Path) 
     folder = tmp_path / "parts"
     folder.mkdir()
     for stop in (1, 3):  # as a killed process would: nothing is tidied up
-
-        def die(round_: int, row: object, stop: int = stop) -> None:
-            if round_ == stop:
-                with (folder / records.METRICS).open("a") as file:
-                    file.write("garbage of a round in flight")
-                raise MemoryError
-
         with pytest.raises(MemoryError):
-            run(experiment(*overrides), folder, die)
+            run(experiment(*overrides), folder, [Killer(stop, folder)])
     assert run_in(folder, *overrides) == whole
     assert (folder / records.CLIENTS).read_bytes() == (tmp_path / "whole" / records.CLIENTS).read_bytes()
 
@@ -104,7 +111,10 @@ def test_order_of_clients_does_not_matter(method: str) -> None:
     worker = experiment(*choose(method)).worker
     state = worker.method.init(worker.task, stream(1, "init"))
     broadcast = worker.method.broadcast(worker.task, state)
-    jobs = [Job(1, id_, worker.method.init_client(worker.task, state, id_), True) for id_ in (0, 1, 3)]
+    jobs = [
+        Job(round=1, client_id=id_, memory=worker.method.init_client(worker.task, state, id_), evaluate_local=True)
+        for id_ in (0, 1, 3)
+    ]
     forward = {job.client_id: worker.run(broadcast, job) for job in jobs}
     backward = {job.client_id: worker.run(broadcast, job) for job in reversed(jobs)}
     for id_, reply in forward.items():

@@ -68,7 +68,7 @@ class Mortal(FedAvg):
     marks: str
 
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
         if client.id == 1:
             for mark in sorted(Path(self.marks).iterdir())[:1]:
@@ -106,7 +106,7 @@ def test_a_diverged_client_ends_the_run_as_it_does_sequentially(tmp_path: Path) 
     summaries = []
     for name, engine in (("sequential", []), ("processes", PARALLEL)):
         (tmp_path / name).mkdir()
-        summaries.append(run(experiment(*overrides, *engine), tmp_path / name, lambda round_, row: None))
+        summaries.append(run(experiment(*overrides, *engine), tmp_path / name))
     assert summaries[0]["status"] == "diverged"
     assert summaries[0] == summaries[1]
 

@@ -62,7 +62,7 @@ def test_a_diverged_client_ends_the_run_as_it_does_sequentially(tmp_path: Path) 
     for name, engine in (("sequential", []), ("ray", RAY)):
         (tmp_path / name).mkdir()
         diverging = experiment(*SMALL, "method=fedavg", "local.lr=1e30", *engine)
-        summaries.append(run(diverging, tmp_path / name, lambda round_, row: None))
+        summaries.append(run(diverging, tmp_path / name))
     assert summaries[0]["status"] == "diverged"
     assert summaries[0] == summaries[1]
 

@@ -11,6 +11,7 @@ from bfl_bench.build import load, plan
 from bfl_bench.data.dataset import Dataset, Owners, Split
 from bfl_bench.errors import ConfigError
 from bfl_bench.inference.kronecker import find_layers
+from bfl_bench.likelihood import Categorical
 from bfl_bench.run.loop import Experiment
 from tests.composing import NEEDS, resolve, run_in
 from tests.federation import generator
@@ -29,7 +30,9 @@ class Counting:
             start = torch.randint(7, (len(owner), 1), generator=generator(seed))
             tokens = (start + (1 + owner[:, None]) * torch.arange(7)) % 7
             splits.append(Split(tokens[:, :-1], tokens[:, 1:]))
-        return Dataset(splits[0], splits[1], 7, owners=Owners(("one", "two", "three"), owners[0], owners[1]))
+        return Dataset(
+            splits[0], splits[1], Categorical(7), owners=Owners(("one", "two", "three"), owners[0], owners[1])
+        )
 
 
 def text(method: str, *overrides: str) -> Experiment:

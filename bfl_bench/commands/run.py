@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bfl_bench.commands.outcome import GROUPS, STATUSES, Outcome, outcome_of
-from bfl_bench.engines.fork_server import open_nursery
+from bfl_bench.engines.fork_server import open_fork_server
 from bfl_bench.errors import BflError, ConfigError, RunError
 from bfl_bench.records import config_folder
 
@@ -123,11 +123,12 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
 
     resolved = resolve(config)
     if OmegaConf.select(config, "engine.name") == "processes":
-        open_nursery()  # now: it takes as long as the imports that follow
+        open_fork_server()  # now: it takes as long as the imports that follow
 
     from bfl_bench import build, records
     from bfl_bench.run import show
     from bfl_bench.run.loop import run
+    from bfl_bench.run.observers import show_progress
 
     _check_scale(resolved["scale"])
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
@@ -151,8 +152,7 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         records.start(folder, resolved, plan.settings.force)
         counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
         _describe_run(folder, plan, partition, counts)
-        with show.progress(experiment.rounds, records.folder_name(resolved), bar) as on_round:
-            summary = run(experiment, folder, on_round)
+        summary = run(experiment, folder, [show_progress(bar), *plan.observers])
         show.draw_partition(counts, folder)
         show.draw_curves(folder)
     show.print_summary(summary, folder, brief=sweep)

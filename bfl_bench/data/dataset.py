@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bfl_bench.likelihood import Categorical, Likelihood
+
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """Turns raw inputs (n, ...) into augmented network inputs (n, ...), drawing per example from the generator."""
 
@@ -62,10 +64,15 @@ class Dataset:
 
     train: Split
     test: Split
-    num_classes: int
+    likelihood: Likelihood
     augment: Augment | None = None
     normalise: Callable[[Tensor], Tensor] | None = None  # beside `augment`: the same map without augmentation
     owners: Owners | None = None  # whose examples these are, where the data says so
+
+    @property
+    def num_classes(self) -> int:
+        assert isinstance(self.likelihood, Categorical)
+        return self.likelihood.num_classes
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.augment import check_normalisation, normalise
 from bfl_bench.data.dataset import Dataset, Split
+from bfl_bench.likelihood import Categorical
 from bfl_bench.rng import numpy_stream
 
 
@@ -33,7 +34,7 @@ class Digits:
         x = normalise(torch.tensor(pixels).view(-1, 1, 8, 8), 16, self.mean, self.std)
         y = torch.tensor(labels, dtype=torch.int64)
         in_test = torch.from_numpy(self._in_test(labels))
-        return Dataset(Split(x[~in_test], y[~in_test]), Split(x[in_test], y[in_test]), num_classes=10)
+        return Dataset(Split(x[~in_test], y[~in_test]), Split(x[in_test], y[in_test]), Categorical(10))
 
     def _in_test(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The same fraction of each class. Not by scikit-learn, whose split may change between versions."""

@@ -19,6 +19,7 @@ from bfl_bench.data.augment import (
 from bfl_bench.data.dataset import Dataset, Split
 from bfl_bench.data.sources import load_arrays
 from bfl_bench.errors import ConfigError
+from bfl_bench.likelihood import Categorical
 
 # Channels and side of the square images: lets a wrong config fail before anything is read.
 SHAPES = {"mnist": (1, 28), "fashion_mnist": (1, 28), "cifar10": (3, 32), "svhn": (3, 32)}
@@ -26,7 +27,7 @@ SHAPES = {"mnist": (1, 28), "fashion_mnist": (1, 28), "cifar10": (3, 32), "svhn"
 
 @dataclass(frozen=True)
 class Images:
-    """Ten classes of images; augmentation, where switched on, in the order of FOLA's Table I."""
+    """Classes of images, as many as the files have; augmentation, where switched on, in the order of FOLA's Table I."""
 
     name: str
     source: Literal["mnist", "fashion_mnist", "cifar10", "svhn"]
@@ -55,7 +56,7 @@ class Images:
         return Dataset(
             Split(train_x if augmented else self.normalise(train_x), torch.tensor(arrays.train_y)),
             Split(self.normalise(torch.tensor(arrays.test_x)), torch.tensor(arrays.test_y)),
-            num_classes=10,
+            likelihood=Categorical(1 + int(arrays.train_y.max())),
             augment=self.augment if augmented else None,
             normalise=self.normalise if augmented else None,
         )

@@ -10,6 +10,7 @@ import torch
 from bfl_bench.checks import AtLeast
 from bfl_bench.data.dataset import Dataset, Split
 from bfl_bench.errors import ConfigError
+from bfl_bench.likelihood import Categorical
 from bfl_bench.rng import stream
 
 
@@ -40,7 +41,7 @@ class Synthetic:
         return Dataset(
             self._split("train", self.train_samples),
             self._split("test", self.test_samples),
-            num_classes=self.num_classes,
+            likelihood=Categorical(self.num_classes),
         )
 
     def _split(self, part: str, samples: int) -> Split:

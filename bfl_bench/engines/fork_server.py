@@ -1,6 +1,6 @@
 """The process that worker processes are forked from: it imports what they need once, so that each starts at once.
 
-This module knows no torch. Whoever calls `open_nursery` before importing torch has both done at the same time.
+This module knows no torch. Whoever calls `open_fork_server` before importing torch has both done at the same time.
 """
 
 import multiprocessing
@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 Context = ForkServerContext | SpawnContext
 
 
-def open_nursery() -> Context:
+def open_fork_server() -> Context:
     """Where worker processes come from; elsewhere than on Linux forking is not safe, and each starts from nothing."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")

@@ -9,7 +9,7 @@ import pickle
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Annotated, Any
@@ -17,8 +17,7 @@ from typing import Annotated, Any
 import torch
 
 from bfl_bench.checks import AtLeast
-from bfl_bench.data.dataset import Split
-from bfl_bench.engines.fork_server import open_nursery
+from bfl_bench.engines.fork_server import open_fork_server
 from bfl_bench.engines.pool import Peer, Pool, WorkerDiedError, answer
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import Job, Reply, Runner, Worker
@@ -31,10 +30,12 @@ class Processes:
     name: str
     workers: Annotated[int, AtLeast(1)]
 
+    def check(self, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise ConfigError("engine", self.name, "sequential on a GPU")
+
     @contextmanager
     def start(self, worker: Worker) -> Iterator[Runner]:
-        if worker.task.model.vector.device.type != "cpu":
-            raise ConfigError("engine", self.name, "sequential on a GPU")
         pool = _Pool(worker, self.workers)
         try:
             yield pool
@@ -50,10 +51,9 @@ class _Peer(Peer):
 
 class _Pool(Pool[_Peer]):
     def __init__(self, worker: Worker, num: int) -> None:
-        self._context = open_nursery()
-        nothing = Split(torch.empty(0), torch.empty(0, dtype=torch.long))
-        self._parcel = pickle.dumps(replace(worker, train=nothing, test=nothing))
-        self._data = [worker.train.x, worker.train.y, worker.test.x, worker.test.y]
+        self._context = open_fork_server()
+        self._data = worker.tensors()
+        self._parcel = pickle.dumps(worker.with_tensors([torch.empty(0)] * len(self._data)))
         for tensor in self._data:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
         self._threads = torch.get_num_threads()
@@ -93,8 +93,7 @@ def _serve(parcel: bytes, data: list[torch.Tensor], threads: int, pipe: Connecti
     """The life of a worker process: jobs until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     set_up_process(threads)
-    train_x, train_y, test_x, test_y = data
-    worker: Worker = replace(pickle.loads(parcel), train=Split(train_x, train_y), test=Split(test_x, test_y))
+    worker: Worker = pickle.loads(parcel).with_tensors(data)
     broadcast: Tensors = {}
     while True:
         try:

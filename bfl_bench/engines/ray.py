@@ -14,14 +14,13 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from bfl_bench.checks import Above, AtLeast
-from bfl_bench.data.dataset import Split
 from bfl_bench.engines.pool import Peer, Pool, WorkerDiedError, answer
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import Job, Reply, Runner, Worker
@@ -44,12 +43,14 @@ class Ray:
             allowed = "sequential or processes; ray has to be installed first: pip install -e '.[ray]'"
             raise ConfigError("", self.name, allowed) from None
 
+    def check(self, device: torch.device) -> None:
+        on_cpu = device.type == "cpu"
+        if on_cpu != (self.gpus_per_worker == 0):
+            allowed = "0, as the device is the CPU" if on_cpu else "above 0, as the device is a GPU"
+            raise ConfigError("engine.gpus_per_worker", self.gpus_per_worker, allowed)
+
     @contextmanager
     def start(self, worker: Worker) -> Iterator[Runner]:
-        device = worker.task.model.vector.device.type
-        if (device == "cpu") != (self.gpus_per_worker == 0):
-            allowed = "0, as the device is the CPU" if device == "cpu" else "above 0, as the device is a GPU"
-            raise ConfigError("engine.gpus_per_worker", self.gpus_per_worker, allowed)
         with self._connect():
             self._check_room()
             pool = _Pool(worker, self)
@@ -113,9 +114,8 @@ class _Pool(Pool[_Peer]):
         import ray
 
         self._ray = ray
-        nothing = Split(torch.empty(0), torch.empty(0, dtype=torch.long))
-        self._worker = ray.put(replace(worker, train=nothing, test=nothing))
-        tensors = (worker.train.x, worker.train.y, worker.test.x, worker.test.y)
+        tensors = worker.tensors()
+        self._worker = ray.put(worker.with_tensors([torch.empty(0)] * len(tensors)))
         self._data = ray.put([tensor.cpu().numpy() for tensor in tensors])
         self._threads = torch.get_num_threads()
         self._start = ray.remote(num_cpus=engine.cpus_per_worker, num_gpus=engine.gpus_per_worker)(_Actor).remote
@@ -154,10 +154,7 @@ class _Actor:
         set_up_process(threads)
         device = worker.task.model.vector.device
         # Views of memory that all actors of a machine share, and that nobody writes to.
-        train_x, train_y, test_x, test_y = (torch.from_numpy(array) for array in data)
-        train, test = Split(train_x, train_y).to(device), Split(test_x.to(device), test_y.to(device))
-        indices = tuple(part.to(train.x.device) for part in worker.client_indices)
-        self._worker = replace(worker, train=train, test=test, client_indices=indices)
+        self._worker = worker.with_tensors([torch.from_numpy(array) for array in data]).to(device)
         self._broadcast: Tensors = {}
 
     def run(self, broadcast: Tensors | None, job: Job) -> Reply | Exception:

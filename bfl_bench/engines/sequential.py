@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from bfl_bench.engines.worker import Job, Reply, Runner, Worker
 from bfl_bench.method import Tensors
 
@@ -13,6 +15,9 @@ class Sequential:
     """One client after the other in this process; a reply is handed on before the next client starts."""
 
     name: str
+
+    def check(self, device: torch.device) -> None:
+        return
 
     @contextmanager
     def start(self, worker: Worker) -> Iterator[Runner]:

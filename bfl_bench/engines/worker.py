@@ -1,24 +1,27 @@
-"""Engines map jobs (data, not closures) to replies, in the order of the jobs. A job is one client's turn."""
+"""Engines map jobs (data, not closures) to replies, in the order of the jobs. A job is one client's local update."""
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from bfl_bench.checks import AtLeast
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError
-from bfl_bench.evaluation.predict import Scores, predict, score
+from bfl_bench.evaluation.prediction import Prediction, Scores
 from bfl_bench.inference.precision import Gaussian
 from bfl_bench.method import Client, Method, Task, Tensors
 from bfl_bench.rng import stream
 
+TEST, VALIDATION = "test", "validation"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class EvalSettings:
     """When and how models are evaluated."""
 
@@ -36,54 +39,70 @@ class EvalSettings:
 
 
 @dataclass(frozen=True)
+class EvaluationSet:
+    """Examples that models are evaluated on, and which of them are whose."""
+
+    split: Split
+    own: tuple[Tensor, ...] | None = None  # per client, its examples in the set; None: everybody's
+
+    def of(self, client_id: int) -> Tensor | None:
+        """Return where a client's own examples are; None where it has none."""
+        return self.own[client_id] if self.own is not None and len(self.own[client_id]) else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     round: int
     client_id: int
-    memory: Tensors | None
+    memory: Tensors
     evaluate_local: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reply:
+    """What a client hands back, and what was measured on the way."""
+
     client_id: int
     message: Tensors
-    memory: Tensors | None
+    memory: Tensors
     metrics: dict[str, float]
-    scores: Scores | None  # of the local model on the global test set
+    scores: Scores | None  # of the local model on the test set
     own_scores: Scores | None  # of the local model on the client's own test examples
     train_seconds: float
     evaluation_seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Worker:
     """Everything a job needs besides itself: the same in every process of a run."""
 
     task: Task
     method: Method
     train: Split
-    test: Split
+    sets: Mapping[str, EvaluationSet]  # by name; `test` is always there
     augment: Augment | None
-    client_indices: tuple[torch.Tensor, ...]  # per client, where `train` lies
+    client_indices: tuple[Tensor, ...]  # per client, where `train` lies
     settings: EvalSettings
     seed: int
-    known: Gaussian | None = None  # a posterior that is taken as the true one
-    own_test: tuple[torch.Tensor, ...] | None = None  # per client, its own examples in the test set
+    rounds: int
+    reference_posterior: Gaussian | None = field(default=None)  # taken as the true one
 
     def run(self, broadcast: Tensors, job: Job) -> Reply:
         started = time.perf_counter()
         client = Client(job.client_id, self.train, self.client_indices[job.client_id], self.augment)
         names = ("client", job.round, job.client_id)
-        update = self.method.client_update(self.task, broadcast, job.memory, client, stream(self.seed, *names))
+        task = self.task_of_round(job.round)
+        update = self.method.client_update(task, broadcast, job.memory, client, stream(self.seed, *names))
         where = f"round {job.round}, client {job.client_id}"
         check_finite({**update.message, **update.metrics}, where)
         check_finite({k: v for k, v in update.local.items() if v is not update.message.get(k)}, where)
         trained = time.perf_counter()
-        scores = self.score(self._local_draws(update.local, names)) if job.evaluate_local else None
-        own_scores = None
-        if self.own_test is not None and len(own := self.own_test[job.client_id]):
-            own_scores = self.score(self._local_draws(update.local, names), own)
-        metrics = update.metrics if self.known is None else {**update.metrics, "lf": self.distance(update.local)}
+        scores = self._score_local(update.local, names, None) if job.evaluate_local else None
+        own = self.sets[TEST].of(job.client_id)
+        own_scores = None if own is None else self._score_local(update.local, names, own)
+        metrics = update.metrics
+        if self.reference_posterior is not None:
+            metrics = {**metrics, "lf": self.distance(update.local, self.reference_posterior)}
         return Reply(
             client_id=job.client_id,
             message=update.message,
@@ -95,31 +114,64 @@ class Worker:
             evaluation_seconds=time.perf_counter() - trained,
         )
 
-    def _local_draws(self, model: Tensors, names: tuple[str, int, int]) -> Iterator[torch.Tensor]:
+    def task_of_round(self, round_: int) -> Task:
+        """Return the task with the learning rate that the schedule gives the round."""
+        local = self.task.local
+        if local.schedule == "constant":
+            return self.task
+        factor = 0.5 * (1 + math.cos(math.pi * (round_ - 1) / self.rounds))
+        return replace(self.task, local=replace(local, lr=local.lr * factor))
+
+    def predict(self, method: Method, model: Tensors, x: Tensor, num: int, rng: torch.Generator) -> Prediction:
+        return method.predict(self.task, model, x, num, self.settings.batch_size, rng)
+
+    def score(self, prediction: Prediction, labels: Tensor) -> Scores:
+        return self.task.likelihood.score(prediction, labels, self.settings.ece_bins, self.settings.nll_epsilon)
+
+    def _score_local(self, model: Tensors, names: tuple[str, int, int], examples: Tensor | None) -> Scores:
+        """Score a local model on the test set, or on these examples of it."""
+        split = self.sets[TEST].split
+        x, y = (split.x, split.y) if examples is None else (split.x[examples], split.y[examples])
         rng = stream(self.seed, *names, "evaluate")
-        return self.method.draws(self.task, model, self.settings.local_draws, rng)
+        return self.score(self.predict(self.method, model, x, self.settings.local_draws, rng), y)
 
-    def distance(self, model: Tensors) -> float:
-        """How far a point model lies from the known posterior."""
-        assert self.known is not None
+    def distance(self, model: Tensors, posterior: Gaussian) -> float:
+        """Measure how far a point model lies from a posterior."""
         (vector,) = self.method.draws(self.task, model, 1, stream(self.seed, "distance"))
-        return self.known.distance(vector[: self.task.model.layout.num_trainable])
+        return posterior.distance(vector[: self.task.model.layout.num_trainable])
 
-    def score(self, draws: Iterator[torch.Tensor], examples: torch.Tensor | None = None) -> Scores:
-        """The predictions of parameter draws on the test set, or on these examples of it."""
-        x, y = (self.test.x, self.test.y) if examples is None else (self.test.x[examples], self.test.y[examples])
-        return score(self.predict(draws, x), y, self.settings.ece_bins, self.settings.nll_epsilon)
+    def tensors(self) -> list[Tensor]:
+        """List the data, to be handed to other processes apart from the rest."""
+        return [tensor for split in self._splits() for tensor in (split.x, split.y)]
 
-    def predict(self, draws: Iterator[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        num_classes = self.task.data.num_classes if self.task.data else None
-        return predict(self.task.model, draws, x, self.settings.batch_size, num_classes)
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "Worker":
+        """Return the same worker with other tensors in the places of its data."""
+        train, *splits = (Split(x, y) for x, y in zip(tensors[::2], tensors[1::2], strict=True))
+        sets = {name: replace(set_, split=split) for (name, set_), split in zip(self.sets.items(), splits, strict=True)}
+        return replace(self, train=train, sets=sets)
+
+    def to(self, device: torch.device) -> "Worker":
+        """Return the same worker with its data where the device can use them."""
+        train = self.train.to(device)
+        sets = {
+            name: EvaluationSet(
+                Split(set_.split.x.to(device), set_.split.y.to(device)),
+                None if set_.own is None else tuple(own.to(device) for own in set_.own),
+            )
+            for name, set_ in self.sets.items()
+        }
+        indices = tuple(part.to(train.x.device) for part in self.client_indices)
+        return replace(self, train=train, sets=sets, client_indices=indices)
+
+    def _splits(self) -> list[Split]:
+        return [self.train, *(set_.split for set_ in self.sets.values())]
 
 
 class Runner(Protocol):
     """An engine at work for one run."""
 
     def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
-        """The replies to a round's jobs, in their order; jobs are asked for as they can be taken."""
+        """Yield the replies to a round's jobs, in their order; jobs are asked for as they can be taken."""
         ...
 
 
@@ -127,13 +179,20 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
+    def check(self, device: torch.device) -> None:
+        """Refuse a device with a `ConfigError`, before anything is trained or written."""
+        ...
+
     def start(self, worker: Worker) -> AbstractContextManager[Runner]:
-        """For the length of a run; whatever it needs is gone afterwards."""
+        """Start for the length of a run; whatever it needs is gone afterwards."""
         ...
 
 
-def check_finite(values: Mapping[str, torch.Tensor | float], where: str) -> None:
-    """A sum is finite if and only if its terms are, unless it overflows, which is as bad; to ask it costs far less."""
+def check_finite(values: Mapping[str, Tensor | float], where: str) -> None:
+    """Raise where a value is not finite.
+
+    A sum is finite if and only if its terms are, unless it overflows, which is as bad; to ask it costs far less.
+    """
     for name, value in values.items():
-        if not math.isfinite(value.sum().item() if isinstance(value, torch.Tensor) else value):
+        if not math.isfinite(value.sum().item() if isinstance(value, Tensor) else value):
             raise DivergedError(f"{where}: {name} became NaN or infinite; a smaller local.lr often helps")

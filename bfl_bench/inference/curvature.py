@@ -7,27 +7,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference.kronecker import find_layers, inputs_and_slopes
 from bfl_bench.inference.precision import project
+from bfl_bench.likelihood import Categorical
 from bfl_bench.method import Client, Task
-from bfl_bench.models.flat import FlatModel
 
 Fisher = Literal["batch_gradient", "per_sample"]
 """Squares of the gradients of minibatch means, or of single examples (the diagonal of the empirical Fisher)."""
 
 
-def mean_squared_gradient(model: FlatModel, x: Tensor, y: Tensor, chunk_size: int = 32) -> Tensor:
-    """Mean over examples of the squared gradient of the cross-entropy at the parameters the model holds, (P,)."""
+def mean_squared_gradient(task: Task, x: Tensor, y: Tensor, chunk_size: int = 32) -> Tensor:
+    """Average over examples the squared gradient of the loss at the parameters the model holds, (P,)."""
+    model = task.model
     try:
         layers = find_layers(model)
         total = torch.zeros_like(model.gradient)
         for part_x, part_y in zip(torch.split(x, chunk_size), torch.split(y, chunk_size), strict=True):
-            for layer, inputs, slopes in inputs_and_slopes(model, layers, part_x, part_y):
+            for layer, inputs, slopes in inputs_and_slopes(task, layers, part_x, part_y):
                 layer.write(total, layer.read(total) + _sum_of_squares(inputs, slopes))
         return total / len(y)
-    except ConfigError:  # other layers than linear and convolutional ones, or one used twice
-        return _differentiate_singly(model, x, y, chunk_size)
+    except UnsuitableError:  # other layers than linear and convolutional ones, or one used twice
+        return _differentiate_singly(task, x, y, chunk_size)
 
 
 def _sum_of_squares(inputs: Tensor, slopes: Tensor) -> Tensor:
@@ -37,13 +38,14 @@ def _sum_of_squares(inputs: Tensor, slopes: Tensor) -> Tensor:
     return (slopes.mT @ inputs).square().sum(0)
 
 
-def _differentiate_singly(model: FlatModel, x: Tensor, y: Tensor, chunk_size: int) -> Tensor:
-    """The same for any network: a gradient of its own for every example."""
+def _differentiate_singly(task: Task, x: Tensor, y: Tensor, chunk_size: int) -> Tensor:
+    """Do the same for any network: a gradient of its own for every example."""
+    model = task.model
     trainable = {name: value.detach() for name, value in model.module.named_parameters() if value.requires_grad}
 
     def loss(parameters: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(model.module, parameters, (example[None],))
-        return F.cross_entropy(logits, label[None])
+        return task.likelihood.loss(logits, label[None])
 
     per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     total = torch.zeros_like(model.gradient)
@@ -67,9 +69,9 @@ def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Gener
     for positions in torch.split(torch.arange(len(client), device=client.indices.device), task.local.batch_size):
         x, y = client.gather(positions, rng)
         if kind == "per_sample":
-            total.add_(mean_squared_gradient(model, x, y), alpha=len(y) / len(client))
+            total.add_(mean_squared_gradient(task, x, y), alpha=len(y) / len(client))
         else:
-            gradient = model.backward(F.cross_entropy(model(x), y))
+            gradient = model.backward(task.likelihood.loss(model(x), y))
             total.addcmul_(gradient, gradient, value=len(y) / len(client))
     return total
 
@@ -78,7 +80,7 @@ LARGEST_DENSE = 3000  # parameters of a network whose Hessian is computed by aut
 
 
 def mean_hessian(task: Task, vector: Tensor, client: Client, rng: torch.Generator) -> tuple[Tensor, int]:
-    """Hessian of the client's mean cross-entropy at `vector`, (P, P), and how many of its eigenvalues were repaired.
+    """Compute the Hessian of the client's mean loss at `vector`, (P, P), and how many of its eigenvalues were repaired.
 
     In closed form for a single linear layer, where it is the generalised Gauss-Newton matrix: block by block for pairs
     of classes. By automatic differentiation for other networks, if they are small; there it can have negative
@@ -88,16 +90,14 @@ def mean_hessian(task: Task, vector: Tensor, client: Client, rng: torch.Generato
     model.load(vector)
     model.module.eval()
     x, y = client.gather(torch.arange(len(client), device=client.indices.device), rng)
-    if _is_one_linear_layer(model, x):
+    if _is_softmax_regression(task, x):
         with torch.no_grad():
             return _softmax_hessian(x.flatten(1), model(x).softmax(1)), 0
     size = model.layout.num_trainable
-    if size > LARGEST_DENSE:
-        raise ConfigError("method.structure", "full or eigenvalue", f"diagonal for a network of {size} parameters")
 
     def loss(parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         named = {entry.name: entry.view(parameters) for entry in model.layout.entries if entry.stop <= size}
-        return F.cross_entropy(functional_call(model.module, named, (inputs,)), labels)
+        return task.likelihood.loss(functional_call(model.module, named, (inputs,)), labels)
 
     total = torch.zeros(size, size, device=vector.device)
     for part_x, part_y in zip(torch.split(x, 64), torch.split(y, 64), strict=True):
@@ -117,10 +117,22 @@ def eigenvalues(hessian: Tensor) -> Tensor:
     return values
 
 
-def _is_one_linear_layer(model: FlatModel, x: Tensor) -> bool:
-    """Whether the network is a linear layer with bias on flattened inputs and nothing else: it is tried out."""
+def check_hessian(task: Task) -> None:
+    """Refuse a network whose Hessian would be too large to compute."""
+    x = torch.rand((8, *task.data.input_shape), generator=torch.Generator().manual_seed(0))
+    size = task.model.layout.num_trainable
+    if size > LARGEST_DENSE and not _is_softmax_regression(task, x.to(task.model.vector.device)):
+        needed = f"a network of at most {LARGEST_DENSE} parameters, or of one linear layer, for its Hessian"
+        raise UnsuitableError(f"{needed} (this one has {size})")
+
+
+def _is_softmax_regression(task: Task, x: Tensor) -> bool:
+    """Try out whether the network is a linear layer with bias on flattened inputs, before classes, and nothing else."""
+    model = task.model
     tensors = list(model.module.parameters())
     if [tensor.dim() for tensor in tensors] != [2, 1] or x[0].numel() != tensors[0].shape[1]:
+        return False
+    if not isinstance(task.likelihood, Categorical):
         return False
     with torch.no_grad():
         return torch.allclose(model(x[:8]), F.linear(x[:8].flatten(1), *tensors))

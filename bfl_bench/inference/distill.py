@@ -1,23 +1,23 @@
-"""Distillation: a network learns from a teacher's predictions, by SGD with momentum on the flat vector."""
+"""Distillation: a network learns from a teacher's predictions."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from bfl_bench.models.flat import FlatModel
+from bfl_bench.inference.optimizers import Optimizer
+from bfl_bench.method import Task
 from bfl_bench.rng import derive_seed, seeded_globally
 
 
 class Student:
-    """Works in `model`, which nobody else may load until it is done."""
+    """A network that learns; it works in the task's model, which nobody else may load until it is done."""
 
-    def __init__(self, model: FlatModel, start: Tensor, lr: float, momentum: float) -> None:
-        model.load(start)
-        self.model = model
-        self._lr, self._momentum = lr, momentum
-        self._velocity = torch.zeros_like(model.trainable)
+    def __init__(self, task: Task, start: Tensor, optimizer: Optimizer, lr: float) -> None:
+        self.model, self._likelihood = task.model, task.likelihood
+        self.model.load(start)
+        self._optimizer, self._lr = optimizer, lr
+        self._memory = optimizer.begin(self.model.trainable)
         self._epoch = 0
 
     def train_epoch(
@@ -29,20 +29,28 @@ class Student:
         temperature: float = 1.0,
         after_step: Callable[[], None] = lambda: None,
     ) -> float:
-        """One pass over the examples; the mean cross-entropy to the targets (n, C), which are probabilities.
+        """Pass once over the examples; return the mean loss to the targets (n, C), which are probabilities.
 
-        With a temperature, the loss is that of the logits divided by it, times its square, so that gradients keep
+        With a temperature, the loss is that of the outputs divided by it, times its square, so that gradients keep
         their size.
         """
         model = self.model
         model.module.train()
         loss_sum = torch.zeros((), device=targets.device)
         order = torch.randperm(len(targets), generator=rng).to(targets.device)
+        noise = torch.Generator().manual_seed(derive_seed(rng.initial_seed(), "optimizer", self._epoch))
+        loss = loss_sum
+        batch = order
+
+        def gradient(offset: Tensor | None) -> Tensor:
+            nonlocal loss
+            assert offset is None  # the optimizers that students have ask for none
+            loss = self._likelihood.loss(model(x[batch]) / temperature, targets[batch])
+            return model.backward(loss * temperature**2)
+
         with seeded_globally(derive_seed(rng.initial_seed(), "layers", self._epoch), targets.device):
             for batch in torch.split(order, batch_size):
-                loss = cross_entropy(model(x[batch]) / temperature, targets[batch])
-                self._velocity.mul_(self._momentum).add_(model.backward(loss * temperature**2))
-                model.trainable.add_(self._velocity, alpha=-self._lr)
+                self._optimizer.step(model.trainable, gradient, self._memory, self._lr, noise)
                 loss_sum.add_(loss.detach(), alpha=len(batch) / len(targets))
                 after_step()
         self._epoch += 1

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.method import Client, Task
 from bfl_bench.models.flat import Entry, FlatModel
 
@@ -76,8 +76,8 @@ def find_layers(model: FlatModel) -> list[Layer]:
             and isinstance(module.padding, tuple)
         )
         if not plain or not all(prefix + name in entries for name in own):
-            allowed = "networks whose parameters are all in plain Linear and Conv2d layers"
-            raise ConfigError("model", f"{path or 'the network'}: {module}", allowed)
+            found = " ".join(f"{path or 'the network'} is {module}".split())
+            raise UnsuitableError(f"a network whose parameters are all in plain Linear and Conv2d layers ({found})")
         assert isinstance(module, nn.Linear | nn.Conv2d)
         layers.append(Layer(path, module, entries[f"{prefix}weight"], entries.get(f"{prefix}bias")))
     return layers
@@ -95,7 +95,7 @@ def factors(
     num_examples = len(client)
     for positions in torch.split(torch.arange(num_examples, device=client.indices.device), _EXAMPLES_AT_ONCE):
         x, y = client.gather(positions, rng)
-        for layer, inputs, slopes in inputs_and_slopes(model, layers, x, y):
+        for layer, inputs, slopes in inputs_and_slopes(task, layers, x, y):
             num_positions = inputs.shape[1]
             inputs, slopes = inputs.flatten(0, 1), slopes.flatten(0, 1)
             a, b = inputs.T @ inputs / num_examples, slopes.T @ slopes / (num_examples * num_positions)
@@ -109,15 +109,13 @@ def factors(
 _EXAMPLES_AT_ONCE = 256
 
 
-def inputs_and_slopes(
-    model: FlatModel, layers: list[Layer], x: Tensor, y: Tensor
-) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+def inputs_and_slopes(task: Task, layers: list[Layer], x: Tensor, y: Tensor) -> Iterator[tuple[Layer, Tensor, Tensor]]:
     """Of every layer its inputs (n, positions, in + 1), and each example's gradient at its outputs (n, positions, out).
 
     The gradient of example i with respect to M is the sum over positions of slopes[i] inputs[i]^T.
     """
     with _recorded(layers) as recorded:
-        loss = F.cross_entropy(model(x), y, reduction="sum")  # so that examples do not share a 1/n
+        loss = task.likelihood.loss(task.model(x), y, "sum")  # so that examples do not share a 1/n
         gradients = torch.autograd.grad(loss, [recorded[layer.name][1] for layer in layers])
     for layer, gradient in zip(layers, gradients, strict=True):
         slopes = gradient.flatten(2).transpose(1, 2) if gradient.dim() == 4 else gradient[:, None]
@@ -132,7 +130,7 @@ def _recorded(layers: list[Layer]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]
 
     def on_forward(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if names[module] in recorded:
-            raise ConfigError("model", f"{names[module]}: {module}", "networks that use each of their layers once")
+            raise UnsuitableError(f"a network that uses each of its layers once ({names[module]} is used again)")
         recorded[names[module]] = (arguments[0].detach(), output)
         return output.clone()  # what follows may work in place
 

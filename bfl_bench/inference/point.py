@@ -1,38 +1,42 @@
-"""What the methods that learn one parameter vector have in common: FedAvg's server and its way of predicting."""
+"""What the methods that learn one parameter vector have in common: FedAvg's client, server and way of predicting."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from bfl_bench.aggregators import WeightedMean, step_towards
-from bfl_bench.method import Task, Tensors, Weights
+from bfl_bench.aggregators import WeightedMean
+from bfl_bench.inference.train import train
+from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
-class PointMethod:
-    """State, broadcast, message and local model are all `{"params": (P,)}`; a method adds its `client_update`."""
+class PointMethod(Method):
+    """A method whose state, broadcast, message and local model are all `{"params": (P,)}`, unless it says otherwise.
 
-    name: str
-    weights: Weights
+    The state also has what the server's step remembers, which clients do not need.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(any_server_step=True)
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        return {"params": task.model.initial.clone()}
-
-    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
-        return None
+        return {"params": task.model.initial.clone()} | task.server.begin(task.model.gradient)
 
     def broadcast(self, task: Task, state: Tensors) -> Tensors:
         return {"params": state["params"]}
 
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
+    ) -> Update:
+        trained = train(task, broadcast["params"], client, rng)
+        model = {"params": trained.vector}
+        return Update(message=model, local=model, metrics=trained.metrics)
+
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         mean = WeightedMean()
         for client_id, message in replies:
             mean.add(message["params"], task.weight(self.weights, client_id))
-        return {"params": step_towards(state["params"], mean.result(), task.server_lr)}, {}
-
-    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
-        yield model["params"]
+        return task.server.move(state, mean.result()), {}

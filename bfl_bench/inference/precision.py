@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bfl_bench.errors import ConfigError
-
 
 def multiply(precision: Tensor, vector: Tensor) -> Tensor:
     return precision @ vector if precision.dim() == 2 else precision * vector
@@ -26,16 +24,23 @@ def diagonal(precision: Tensor) -> Tensor:
 
 
 def solve(precision: Tensor, right: Tensor, fallback: Tensor) -> Tensor:
-    """precision^-1 right, and `fallback` where nothing is known: zero entries, or zero rows and columns."""
+    """Compute precision^-1 right, and `fallback` where the precision says nothing.
+
+    That is at zero entries or, in a matrix, in the whole null space: there `fallback` gets a weight that is tiny
+    beside the mean curvature.
+    """
     known = diagonal(precision) > 0
     result = fallback.clone()
     if precision.dim() == 1:
         result[known] = right[known] / precision[known]
     else:
-        factor, failed = torch.linalg.cholesky_ex(precision[known][:, known])
-        if failed:
-            raise ConfigError("method.eps", "too little", "more, or more gamma: the full precision is singular")
-        result[known] = torch.cholesky_solve(right[known][:, None], factor)[:, 0]
+        matrix, right = precision[known][:, known], right[known]
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        pivots = factor.diagonal()
+        if failed or (pivots.min() / pivots.max()).square() < 1e-14:  # what rounding leaves of zero
+            tiny = 1e-8 * matrix.diagonal().mean().item()
+            factor, right = torch.linalg.cholesky(shift(matrix, tiny)), right + tiny * fallback[known]
+        result[known] = torch.cholesky_solve(right[:, None], factor)[:, 0]
     return result
 
 

@@ -1,20 +1,28 @@
-"""Local training that the methods share: minibatch SGD on the flat vector."""
+"""Local training that the methods share: minibatch steps on the flat vector."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from bfl_bench.method import Client, LocalSettings, Task
+from bfl_bench.inference.optimizers import Optimizer, Sgd, make_optimizer
+from bfl_bench.likelihood import Likelihood
+from bfl_bench.method import Client, LocalSettings, Task, Tensors
 from bfl_bench.rng import derive_seed, seeded_globally
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Called as `loss(outputs, labels)`: the mean over a minibatch."""
+
 ExtraLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Called as `extra_loss(x, y, logits)` in each step; a part of the objective beside the cross-entropy."""
+"""Called as `extra_loss(x, y, outputs)` in each step; a part of the objective beside the loss."""
 
 Adjust = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Called as `adjust(parameters, gradient, x, y)` before each step; changes `gradient` in place."""
+
+AfterStep = Callable[[Tensor, bool], None]
+"""Called as `after_step(parameters, epoch_ends)` after each step; may change the parameters in place."""
 
 # Minibatches are sliced out of blocks of about this size: fewer, larger gathers. Augmentation draws block by block, so
 # that another size gives other augmented images.
@@ -23,113 +31,154 @@ _GATHERED_EXAMPLES = 1024
 
 @dataclass(frozen=True)
 class Trained:
-    vector: Tensor  # (P,) the network after training
+    """A network after local training."""
+
+    vector: Tensor  # (P,)
     num_steps: int
-    metrics: dict[str, float]  # train_loss and train_acc over the last epoch
+    metrics: dict[str, float]  # train_loss and, by the likelihood, train_acc over the last epoch
+    memory: Tensors  # the optimizer's, at the end
 
 
-def minibatches(client: Client, local: LocalSettings, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Inputs, labels and whether the epoch is the last, over all local epochs, each in an order of its own."""
-    orders = torch.stack([torch.randperm(len(client), generator=rng) for _ in range(local.epochs)])
+class Minibatch(NamedTuple):
+    x: Tensor
+    y: Tensor
+    in_last_epoch: bool
+    ends_epoch: bool
+
+
+def minibatches(client: Client, local: LocalSettings, rng: torch.Generator) -> Iterator[Minibatch]:
+    """Yield the minibatches of all local epochs, each epoch in an order of its own."""
+    num = len(client)
+    orders = torch.stack([torch.randperm(num, generator=rng) for _ in range(local.epochs)])
     orders = orders.to(client.indices.device)  # (epochs, n), one transfer
     block = local.batch_size * max(1, _GATHERED_EXAMPLES // local.batch_size)
     for epoch, order in enumerate(orders):
-        last = epoch == local.epochs - 1
-        for positions in order.split(block):
+        in_last_epoch = epoch == local.epochs - 1
+        for number, positions in enumerate(order.split(block)):
             x, y = client.gather(positions, rng)
             for start in range(0, len(y), local.batch_size):
                 stop = start + local.batch_size
-                yield x[start:stop], y[start:stop], last
+                yield Minibatch(x[start:stop], y[start:stop], in_last_epoch, number * block + stop >= num)
 
 
-def train_sgd(
+def train(
     task: Task,
     start: Tensor,
     client: Client,
     rng: torch.Generator,
+    *,
+    optimizer: Optimizer | None = None,
+    memory: Tensors | None = None,
     adjust: Adjust | None = None,
-    num_samples: int = 1,
+    loss: Loss | None = None,
     extra_loss: ExtraLoss | None = None,
+    after_step: AfterStep | None = None,
+    num_samples: int = 1,
 ) -> Trained:
-    """SGD from `start` on the client's cross-entropy, as torch.optim.SGD computes it; nothing waits for the device.
+    """Train from `start` on the client's data; nothing waits for the device.
 
-    The order within a step: gradient of the minibatch mean, `adjust`, clipping of the norm, weight decay, momentum.
-    Layers that draw noise, such as dropout, draw it from a stream of their own that belongs to `rng`.
-    `extra_loss` adds to the objective, not to the recorded loss.
+    The optimizer is that of `task.local` unless another is given, and goes on from `memory`, which it changes, where
+    that is given. The loss is the likelihood's unless another is given; `extra_loss` adds to the objective, not to the
+    recorded loss. The order within a step: gradient of the minibatch mean, `adjust`, clipping of the norm, then what
+    the optimizer does.
+    Layers that draw noise, such as dropout, draw it from a stream of their own that belongs to `rng`, and so does an
+    optimizer: the order of minibatches depends on neither.
     A network that samples its weights sees every minibatch `num_samples` times at once; the loss is the mean.
     """
     local, model = task.local, task.model
+    optimizer = make_optimizer(local) if optimizer is None else optimizer
+    loss = task.likelihood.loss if loss is None else loss
     model.load(start)
     model.assert_views()
     if not model.module.training:  # it goes through all modules
         model.module.train()
     parameters = model.trainable
-    velocity = torch.zeros_like(parameters) if local.momentum else None
-    plain = adjust is None and local.clip is None and not local.weight_decay and velocity is None
-    tally = Tally(parameters.device)
+    memory = optimizer.begin(parameters) if memory is None else memory
+    noise = torch.Generator().manual_seed(derive_seed(rng.initial_seed(), "optimizer"))
+    plain = isinstance(optimizer, Sgd) and optimizer.is_plain and adjust is None and local.clip is None
+    tally = Tally(task.likelihood, parameters.device)
     num_steps = 0
+    x = y = outputs = value = parameters  # of the current minibatch
+
+    def objective() -> Tensor:
+        nonlocal outputs, value
+        outputs = model(x)
+        value = loss(outputs, y)
+        return value if extra_loss is None else value + extra_loss(x, y, outputs)
+
+    def gradient(offset: Tensor | None) -> Tensor:
+        if offset is None:
+            found = model.backward(objective())
+        else:
+            kept = parameters.clone()
+            parameters.add_(offset)
+            found = model.backward(objective())
+            parameters.copy_(kept)
+        if adjust is not None:
+            adjust(parameters, found, x, y)
+        if local.clip is not None:
+            found.mul_((local.clip / (found.norm() + 1e-6)).clamp(max=1.0))
+        return found
+
     with seeded_globally(derive_seed(rng.initial_seed(), "layers"), parameters.device):  # for noise inside the network
-        for x, y, last_epoch in minibatches(client, local, rng):
+        for batch in minibatches(client, local, rng):
+            x, y = batch.x, batch.y
             if num_samples > 1:
                 x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
-            logits = model(x)
-            loss = F.cross_entropy(logits, y)
-            objective = loss if extra_loss is None else loss + extra_loss(x, y, logits)
             if plain:
-                model.descend(objective, local.lr)
+                model.descend(objective(), local.lr)
             else:
-                gradient = model.backward(objective)
-                if adjust is not None:
-                    adjust(parameters, gradient, x, y)
-                if local.clip is not None:
-                    gradient.mul_((local.clip / (gradient.norm() + 1e-6)).clamp(max=1.0))
-                if local.weight_decay:
-                    gradient.add_(parameters, alpha=local.weight_decay)
-                if velocity is not None:
-                    gradient = velocity.mul_(local.momentum).add_(gradient)
-                parameters.add_(gradient, alpha=-local.lr)
+                optimizer.step(parameters, gradient, memory, local.lr, noise)
             num_steps += 1
-            if last_epoch:
-                tally.add(loss, logits, y)
-    return Trained(model.vector.clone(), num_steps, tally.result())
+            if batch.in_last_epoch:
+                tally.add(value, outputs, y)
+            if after_step is not None:
+                after_step(parameters, batch.ends_epoch)
+    return Trained(model.vector.clone(), num_steps, tally.result(), memory)
 
 
 class Tally:
-    """Mean loss and accuracy over minibatches, which are kept and counted many at a time: that is cheaper."""
+    """Means over minibatches of the loss and of what the likelihood measures.
 
-    def __init__(self, device: torch.device) -> None:
+    Minibatches are kept and counted many at a time: that is cheaper.
+    """
+
+    def __init__(self, likelihood: Likelihood, device: torch.device) -> None:
+        self._likelihood = likelihood
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._correct = torch.zeros((), dtype=torch.long, device=device)
+        self._sums: dict[str, Tensor] = {}
         self._num = 0
 
-    def add(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
-        self._kept.append((loss.detach(), logits.detach(), y))
+    def add(self, loss: Tensor, outputs: Tensor, y: Tensor) -> None:
+        self._kept.append((loss.detach(), outputs.detach(), y))
         if len(self._kept) == 64:
             self._count()
 
     def _count(self) -> None:
-        losses, logits, labels = zip(*self._kept, strict=True)
+        losses, outputs, labels = zip(*self._kept, strict=True)
         sizes = [label.numel() for label in labels]
         weights = torch.tensor(sizes, dtype=torch.float64, device=self._loss.device)
         self._loss += torch.stack(losses).double() @ weights
-        self._correct += (torch.cat(logits).argmax(1) == torch.cat(labels)).sum()
+        for name, total in self._likelihood.measure(torch.cat(outputs), torch.cat(labels)).items():
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._num += sum(sizes)
         self._kept = []
 
     def result(self) -> dict[str, float]:
         if self._kept:
             self._count()
-        return {"train_loss": self._loss.item() / self._num, "train_acc": self._correct.item() / self._num}
+        means = {name: total.item() / self._num for name, total in self._sums.items()}
+        return {"train_loss": self._loss.item() / self._num} | means
 
 
 def effective_steps(num_steps: int, momentum: float) -> float:
-    """How often a constant gradient would be added up: the number of steps, more with momentum (FedNova's |a_i|)."""
+    """Count how often a constant gradient would be added up: once a step, more with momentum (FedNova's |a_i|)."""
     return (num_steps - momentum * (1 - momentum**num_steps) / (1 - momentum)) / (1 - momentum)
 
 
 def full_gradient(task: Task, vector: Tensor, client: Client, rng: torch.Generator) -> Tensor:
-    """Gradient of the mean cross-entropy over all of the client's data at `vector`, (P,)."""
+    """Compute the gradient of the mean loss over all of the client's data at `vector`, (P,)."""
     model = task.model
     model.load(vector)
     model.module.train()
@@ -137,5 +186,5 @@ def full_gradient(task: Task, vector: Tensor, client: Client, rng: torch.Generat
     with seeded_globally(derive_seed(rng.initial_seed(), "full gradient"), vector.device):
         for positions in torch.split(torch.arange(len(client), device=client.indices.device), _GATHERED_EXAMPLES):
             x, y = client.gather(positions, rng)
-            total.add_(model.backward(F.cross_entropy(model(x), y)), alpha=len(y) / len(client))
+            total.add_(model.backward(task.likelihood.loss(model(x), y)), alpha=len(y) / len(client))
     return total

@@ -9,28 +9,28 @@ global model learns the ensemble's predictions on all of it. It starts from the 
 Deviations: the authors' code also crops and flips the invented images.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from bfl_bench.aggregators import step_towards
 from bfl_bench.checks import Above, AtLeast, Between
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference.distill import Student
+from bfl_bench.inference.optimizers import Sgd
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import train_sgd
-from bfl_bench.method import Client, DataInfo, Task, Tensors, Update
+from bfl_bench.method import Needs, Replies, Task, Tensors
 from bfl_bench.models.generator import ImageGenerator, batch_statistics, statistics_distance
 from bfl_bench.rng import derive_seed, seeded_globally
 
 
 @dataclass(frozen=True)
 class Dense(PointMethod):
+    needs: ClassVar[Needs] = Needs(any_server_step=True, classes=True)
+
     epochs: Annotated[int, AtLeast(1)]
     generator_steps: Annotated[int, AtLeast(1)]
     generator_lr: Annotated[float, Above(0)]
@@ -44,23 +44,20 @@ class Dense(PointMethod):
     lr: Annotated[float, Above(0)]
     momentum: Annotated[float, Between(0, 0.999999)]
 
-    def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
-    ) -> Update:
-        _check_images(task)  # before anything is trained
-        trained = train_sgd(task, broadcast["params"], client, rng)
-        model = {"params": trained.vector}
-        return Update(message=model, local=model, metrics=trained.metrics)
+    def check(self, task: Task) -> None:
+        shape = task.data.input_shape
+        if len(shape) != 3 or shape[1] != shape[2] or shape[1] % 4:
+            raise UnsuitableError(f"square images with a side that 4 divides (these are of shape {shape})", "dataset")
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         layout = task.model.layout
         clients: list[tuple[float, Tensors]] = []  # weight and named tensors
         for client_id, message in replies:
             tensors = {entry.name: entry.view(message["params"]) for entry in layout.entries}
             clients.append((task.weight(self.weights, client_id), tensors))
-        student = Student(task.model, state["params"], self.lr, self.momentum)
+        student = Student(task, state["params"], Sgd(self.momentum), self.lr)
         images: list[Tensor] = []
         targets: list[Tensor] = []
         metrics: dict[str, float] = {}
@@ -73,32 +70,32 @@ class Dense(PointMethod):
             metrics["distillation_loss"] = student.train_epoch(
                 torch.cat(images), torch.cat(targets), self.batch_size, rng, self.temperature
             )
-        return {"params": step_towards(state["params"], task.model.vector, task.server_lr)}, metrics
+        return task.server.move(state, task.model.vector), metrics
 
     def invent(self, task: Task, clients: list[tuple[float, Tensors]], seed: int) -> tuple[Tensor, float]:
         """Images that the ensemble is sure of and the student, which the model holds, is not; and their loss."""
-        data, device = _check_images(task), task.model.vector.device
+        data, device = task.data, task.model.vector.device
         layout = task.model.layout
         student = {entry.name: entry.view(task.model.vector.clone()) for entry in layout.entries}
         with seeded_globally(seed, device):
             generator = ImageGenerator(self.latent, self.width, data.low, data.high, data.input_shape[1]).to(device)
             noise = torch.randn(self.num_images, self.latent, device=device, requires_grad=True)
-            labels = torch.randint(data.num_classes, (self.num_images,), device=device)
+            labels = torch.randint(task.num_classes, (self.num_images,), device=device)
         optimizer = torch.optim.Adam([*generator.parameters(), noise], self.generator_lr, betas=(0.5, 0.999))
         best, best_loss = noise, float("inf")
         for _ in range(self.generator_steps):
             images = generator(noise)
             teacher, distance = ensemble(task, clients, images)
             opinion = functional_call(task.model.module, student, (images,))
-            disagree = (opinion.argmax(1) != teacher.argmax(1)).to(teacher.dtype)
+            disagree = (task.decide(opinion) != task.decide(teacher)).to(teacher.dtype)
             divergence = F.kl_div(opinion.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True)
             boundary = -(divergence.sum(1) * disagree).mean()
-            loss = F.cross_entropy(teacher, labels) + self.boundary_weight * boundary
+            loss = task.likelihood.loss(teacher, labels) + self.boundary_weight * boundary
             loss = loss + self.statistics_weight * distance
             if loss.item() < best_loss:
                 best, best_loss = images.detach(), loss.item()
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
         return best, best_loss
 
@@ -113,11 +110,3 @@ def ensemble(task: Task, clients: list[tuple[float, Tensors]], x: Tensor) -> tup
             logits = logits + weight / total * functional_call(module, tensors, (x,))
             distance = distance + weight / total * statistics_distance(inputs, tensors)
     return logits, distance
-
-
-def _check_images(task: Task) -> DataInfo:
-    assert task.data is not None
-    shape = task.data.input_shape
-    if len(shape) != 3 or shape[1] != shape[2] or shape[1] % 4:
-        raise ConfigError("dataset", f"inputs of shape {shape}", "square images with a side that 4 divides for dense")
-    return task.data

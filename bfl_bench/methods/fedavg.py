@@ -8,18 +8,9 @@ Deviations: none.
 
 from dataclasses import dataclass
 
-import torch
-
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import train_sgd
-from bfl_bench.method import Client, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
 class FedAvg(PointMethod):
-    def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
-    ) -> Update:
-        trained = train_sgd(task, broadcast["params"], client, rng)
-        model = {"params": trained.vector}
-        return Update(message=model, local=model, metrics=trained.metrics)
+    """`PointMethod` has all of it: that is what the other point methods start from."""

@@ -11,25 +11,24 @@ the paper has it. SWA averages at constant learning rate.
 """
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators import WeightedMean, moments, step_towards
+from bfl_bench.aggregators import WeightedMean, moments
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.inference.distill import Student
+from bfl_bench.inference.optimizers import Sgd
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import train_sgd
-from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.method import Needs, Replies, Task, Tensors
 from bfl_bench.rng import derive_seed, seeded_globally
 
 
 @dataclass(frozen=True)
 class FedBe(PointMethod):
-    server_data: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(any_server_step=True, classes=True, server_data="unlabelled")
 
     teachers: Literal["gaussian", "dirichlet"]
     num_teachers: Annotated[int, AtLeast(0)]
@@ -43,15 +42,8 @@ class FedBe(PointMethod):
     swa_start: Annotated[int, AtLeast(0)]
     swa_every: Annotated[int, AtLeast(1)]
 
-    def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
-    ) -> Update:
-        trained = train_sgd(task, broadcast["params"], client, rng)
-        model = {"params": trained.vector}
-        return Update(message=model, local=model, metrics=trained.metrics)
-
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         clients, weights, mean = [], [], WeightedMean()
         for client_id, message in replies:
@@ -63,9 +55,9 @@ class FedBe(PointMethod):
         student = average
         if self.epochs > 0:
             sampled = self.sample_teachers(torch.stack(clients), torch.tensor(weights, device=average.device), rng)
-            targets = self.predict(task, [average, *clients, *sampled])
+            targets = self.make_targets(task, [average, *clients, *sampled])
             student, metrics["distillation_loss"] = self.distil(task, average, targets, rng)
-        return {"params": step_towards(state["params"], student, task.server_lr)}, metrics
+        return task.server.move(state, student), metrics
 
     def sample_teachers(self, clients: Tensor, weights: Tensor, rng: torch.Generator) -> list[Tensor]:
         """Models (P,) drawn from the distribution of models that the clients' (K, P) span."""
@@ -81,21 +73,19 @@ class FedBe(PointMethod):
         return list(mean + deviation * noise)
 
     @torch.no_grad()
-    def predict(self, task: Task, models: list[Tensor]) -> Tensor:
-        """The mean prediction of the models for the server's examples, sharpened by the temperature, (n, C)."""
-        assert task.server_x is not None
+    def make_targets(self, task: Task, models: list[Tensor]) -> Tensor:
+        """Return the mean prediction of the models for the server's examples, sharpened by the temperature, (n, C)."""
         task.model.module.eval()
         total: Tensor | float = 0.0
         for params in models:
             task.model.load(params)
-            total = total + torch.cat([task.model(x).softmax(1) for x in torch.split(task.server_x, 1000)])
+            total = total + torch.cat([task.model(x).softmax(1) for x in torch.split(_server_x(task), 1000)])
         assert isinstance(total, Tensor)
         return ((total / len(models)).log() / self.temperature).softmax(1)
 
     def distil(self, task: Task, start: Tensor, targets: Tensor, rng: torch.Generator) -> tuple[Tensor, float]:
         """Train from `start` on the targets; the mean of the iterates that SWA collects, and the last epoch's loss."""
-        assert task.server_x is not None
-        student = Student(task.model, start, self.lr, self.momentum)
+        student = Student(task, start, Sgd(self.momentum), self.lr)
         collected = WeightedMean()
         steps = itertools.count(1)
 
@@ -106,5 +96,10 @@ class FedBe(PointMethod):
 
         loss = 0.0
         for _ in range(self.epochs):
-            loss = student.train_epoch(task.server_x, targets, self.batch_size, rng, after_step=collect)
+            loss = student.train_epoch(_server_x(task), targets, self.batch_size, rng, after_step=collect)
         return task.model.vector.clone() if collected.empty else collected.result().to(start.dtype), loss
+
+
+def _server_x(task: Task) -> Tensor:
+    assert task.server_data is not None  # `build` sees to what a method needs
+    return task.server_data.x

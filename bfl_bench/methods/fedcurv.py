@@ -9,19 +9,18 @@ Deviations: the diagonal Fisher is the empirical one, at the labels of the data.
 F_j w_j changed, so that the sums are right at any participation.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import AtLeast
 from bfl_bench.inference.curvature import Fisher, diagonal_fisher
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import train_sgd
-from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.inference.train import train
+from bfl_bench.method import Client, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
@@ -31,25 +30,24 @@ class FedCurv(PointMethod):
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         zeros = torch.zeros_like(task.model.gradient)
-        return {"params": task.model.initial.clone(), "fishers": zeros, "fisher_params": zeros.clone()}
+        return super().init(task, rng) | {"fishers": zeros, "fisher_params": zeros.clone()}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
         return {"fisher": torch.zeros_like(state["fishers"]), "fisher_params": torch.zeros_like(state["fishers"])}
 
     def broadcast(self, task: Task, state: Tensors) -> Tensors:
-        return dict(state)
+        return {name: state[name] for name in ("params", "fishers", "fisher_params")}
 
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
-        assert memory is not None
         others = broadcast["fishers"] - memory["fisher"]
         others_params = broadcast["fisher_params"] - memory["fisher_params"]
 
         def hold(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             gradient.add_(others * parameters - others_params, alpha=2 * self.penalty_weight)
 
-        trained = train_sgd(task, broadcast["params"], client, rng, adjust=hold)
+        trained = train(task, broadcast["params"], client, rng, adjust=hold)
         fisher = diagonal_fisher(task, trained.vector, client, rng, self.fisher)
         fisher_params = fisher * trained.vector[: len(fisher)]
         return Update(
@@ -64,7 +62,7 @@ class FedCurv(PointMethod):
         )
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         mean = WeightedMean()
         fishers, fisher_params = state["fishers"].double(), state["fisher_params"].double()
@@ -73,8 +71,7 @@ class FedCurv(PointMethod):
             fishers += message["fisher_delta"]
             fisher_params += message["fisher_params_delta"]
         new = {
-            "params": step_towards(state["params"], mean.result(), task.server_lr),
             "fishers": fishers.to(state["fishers"].dtype),
             "fisher_params": fisher_params.to(state["fishers"].dtype),
         }
-        return new, {}
+        return task.server.move(state, mean.result()) | new, {}

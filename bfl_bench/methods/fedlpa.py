@@ -10,19 +10,18 @@ Deviations: `solver: cg` solves it to a relative residual, where the paper desce
 further rounds clients start from the aggregated model and nothing else is carried over.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import Above, AtLeast
 from bfl_bench.inference import kronecker
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import train_sgd
-from bfl_bench.method import Client, Method, Task, Tensors, Update
+from bfl_bench.inference.train import train
+from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
 
 Solver = Literal["cg", "gd", "ea"]
 
@@ -39,15 +38,17 @@ class FedLpa(PointMethod):
     descent_lr: Annotated[float, Above(0)]
     also_solve: list[Solver]
 
+    def check(self, task: Task) -> None:
+        kronecker.find_layers(task.model)
+
     def alternatives(self) -> dict[str, Method]:
         """The same method with other solvers, to be evaluated on the same replies."""
         return {solver: replace(self, solver=solver, also_solve=[]) for solver in self.also_solve}
 
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
-        kronecker.find_layers(task.model)  # refuses a network before it is trained
-        trained = train_sgd(task, broadcast["params"], client, rng)
+        trained = train(task, broadcast["params"], client, rng)
         message = {"params": trained.vector}
         for name, (a, b) in kronecker.factors(task, trained.vector, client, rng, self.factor_split).items():
             a, b = kronecker.damp(a, b, self.damping, self.damping_norm)
@@ -55,7 +56,7 @@ class FedLpa(PointMethod):
         return Update(message=message, local={"params": trained.vector}, metrics=trained.metrics)
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         messages: list[Tensors] = []
         weights: list[float] = []
@@ -74,8 +75,7 @@ class FedLpa(PointMethod):
             matrix, steps = self._solve(posteriors)
             layer.write(aggregated, matrix)
             residual, num_steps = max(residual, posteriors.residual(matrix)), num_steps + steps
-        params = step_towards(state["params"], aggregated, task.server_lr)
-        return {"params": params}, {"residual": residual, "solver_steps": float(num_steps)}
+        return task.server.move(state, aggregated), {"residual": residual, "solver_steps": float(num_steps)}
 
     def _solve(self, posteriors: kronecker.Posteriors) -> tuple[Tensor, int]:
         start = posteriors.approximate_inverse()(posteriors.right_side())

@@ -7,23 +7,25 @@ the server takes the weighted mean of these, times the mean number of effective 
 Deviations: frozen parameters and statistics of the network are averaged as in FedAvg.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.aggregators import WeightedMean
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import effective_steps, train_sgd
-from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.inference.train import effective_steps, train
+from bfl_bench.method import Client, Needs, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
 class FedNova(PointMethod):
+    needs: ClassVar[Needs] = Needs(any_server_step=True, sgd=True)
+
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
-        trained = train_sgd(task, broadcast["params"], client, rng)
+        trained = train(task, broadcast["params"], client, rng)
         steps = effective_steps(trained.num_steps, task.local.momentum)
         delta = trained.vector - broadcast["params"]
         delta[: task.model.layout.num_trainable] /= steps
@@ -31,7 +33,7 @@ class FedNova(PointMethod):
         return Update(message=message, local={"params": trained.vector}, metrics=trained.metrics)
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         deltas, steps = WeightedMean(), WeightedMean()
         for client_id, message in replies:
@@ -40,4 +42,4 @@ class FedNova(PointMethod):
             steps.add(message["steps"], weight)
         delta = deltas.result()
         delta[: task.model.layout.num_trainable] *= steps.result().item()
-        return {"params": step_towards(state["params"], state["params"] + delta, task.server_lr)}, {}
+        return task.server.move(state, state["params"] + delta), {}

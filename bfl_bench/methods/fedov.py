@@ -9,71 +9,70 @@ Deviations: the authors train with Adam, here it is `local`'s SGD as for every m
 weight 0.01, is left out. In further rounds the clients start from the average of their models.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import Above, AtLeast
 from bfl_bench.data.outliers import destroy, push
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import train_sgd
-from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.inference.train import train
+from bfl_bench.method import Client, Needs, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
 class FedOv(PointMethod):
-    extra_outputs: ClassVar[int] = 1
+    needs: ClassVar[Needs] = Needs(any_server_step=True, classes=True, extra_outputs=1)
 
     second: bool
     adversarial_steps: Annotated[int, AtLeast(0)]
     adversarial_step: Annotated[float, Above(0)]
 
+    def check(self, task: Task) -> None:
+        if len(task.data.input_shape) != 3:
+            needed = f"images, which fedov destroys (these inputs are of shape {task.data.input_shape})"
+            raise UnsuitableError(needed, "dataset")
+
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        return {"params": task.model.initial.clone(), "models": task.model.initial[None].clone()}
+        return super().init(task, rng) | {"models": task.model.initial[None].clone()}
 
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
-        assert task.data is not None
-        data = task.data
-        if len(data.input_shape) != 3:
-            raise ConfigError("dataset", f"inputs of shape {data.input_shape}", "images for fedov, which destroys them")
-        unknown = data.num_classes
+        data, unknown, loss_of = task.data, task.num_classes, task.likelihood.loss
 
         def loss_of_outliers(x: Tensor) -> Tensor:
-            return cross_entropy(task.model(x), torch.full((len(x),), unknown, device=x.device))
+            return loss_of(task.model(x), torch.full((len(x),), unknown, device=x.device))
 
         def teach_unknown(x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
             outliers = destroy(x, data.low, rng)
             loss = loss_of_outliers(outliers)
             if self.second:  # of an image's wrong answers, "unknown" is to be the best
                 others = logits.scatter(1, y[:, None], float("-inf"))
-                loss = loss + cross_entropy(others, torch.full_like(y, unknown))
+                loss = loss + loss_of(others, torch.full_like(y, unknown))
             if self.adversarial_steps > 0:
                 steps = self.adversarial_steps
                 moved = push(outliers, data.low, data.high, loss_of_outliers, steps, self.adversarial_step)
                 loss = loss + loss_of_outliers(moved)
             return loss
 
-        trained = train_sgd(task, broadcast["params"], client, rng, extra_loss=teach_unknown)
+        trained = train(task, broadcast["params"], client, rng, extra_loss=teach_unknown)
         local = {"models": trained.vector[None]}
         return Update(message={"params": trained.vector}, local=local, metrics=trained.metrics)
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         models, mean = [], WeightedMean()
         for client_id, message in replies:
             models.append(message["params"])
             mean.add(message["params"], task.weight(self.weights, client_id))
-        params = step_towards(state["params"], mean.result(), task.server_lr)
-        return {"params": params, "models": torch.stack(models)}, {}
+        return task.server.move(state, mean.result()) | {"models": torch.stack(models)}, {}
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         yield from model["models"]

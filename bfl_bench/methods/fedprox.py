@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bfl_bench.checks import AtLeast
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import train_sgd
+from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Task, Tensors, Update
 
 
@@ -24,13 +24,13 @@ class FedProx(PointMethod):
     mu: Annotated[float, AtLeast(0)]
 
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
         anchor = broadcast["params"][: task.model.layout.num_trainable]
 
         def pull_back(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             gradient.add_(parameters - anchor, alpha=self.mu)
 
-        trained = train_sgd(task, broadcast["params"], client, rng, adjust=pull_back)
+        trained = train(task, broadcast["params"], client, rng, adjust=pull_back)
         model = {"params": trained.vector}
         return Update(message=model, local=model, metrics=trained.metrics)

@@ -12,7 +12,6 @@ each aggregation that the server's precision always holds it once. In the first 
 all precisions and `eps` are zero, as at a pixel that is black in all images, the mean is the plain average.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -22,17 +21,22 @@ from torch import Tensor
 from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.checks import AtLeast
 from bfl_bench.errors import ConfigError
-from bfl_bench.inference.curvature import Fisher, diagonal_fisher, eigenvalues, mean_hessian, mean_squared_gradient
+from bfl_bench.inference.curvature import (
+    Fisher,
+    check_hessian,
+    diagonal_fisher,
+    eigenvalues,
+    mean_hessian,
+    mean_squared_gradient,
+)
 from bfl_bench.inference.precision import MeanCosine, diagonal, multiply, shift, solve
-from bfl_bench.inference.train import train_sgd
-from bfl_bench.method import Client, Task, Tensors, Update, Weights
+from bfl_bench.inference.train import train
+from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
-class Fola:
-    name: str
+class Fola(Method):
     aggregator: Rule | None  # None: the product of Gaussians, on precisions
-    weights: Weights
     prior_loss: bool
     prior_weight: Annotated[float, AtLeast(0)]
     prior_gradient: bool
@@ -50,20 +54,18 @@ class Fola:
         if self.aggregator is not None and self.structure == "full":
             raise ConfigError("structure", self.structure, "diagonal or eigenvalue with an aggregator other than none")
 
+    def check(self, task: Task) -> None:
+        if self.structure != "diagonal":
+            check_hessian(task)
+
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         precision = torch.full_like(task.model.gradient, self.gamma)
         if self.structure == "full":
             precision = precision.diag()
         return {"params": task.model.initial.clone(), "precision": precision, "round": precision.new_zeros(())}
 
-    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
-        return None
-
-    def broadcast(self, task: Task, state: Tensors) -> Tensors:
-        return dict(state)
-
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
         round_ = broadcast["round"].item() + 1
         prior_precision = broadcast["precision"]
@@ -82,11 +84,11 @@ class Fola:
             if on_the_way and self.fisher == "batch_gradient":
                 fisher.addcmul_(gradient, gradient, value=share)
             elif on_the_way:
-                fisher.add_(mean_squared_gradient(task.model, x, y), alpha=share)
+                fisher.add_(mean_squared_gradient(task, x, y), alpha=share)
             if pulled:
                 gradient.add_(multiply(prior_precision, parameters - prior_mean), alpha=strength)
 
-        trained = train_sgd(task, broadcast["params"], client, rng, adjust=accumulate_and_pull)
+        trained = train(task, broadcast["params"], client, rng, adjust=accumulate_and_pull)
         precision, num_repaired = (fisher, 0) if on_the_way else self._curvature_at(trained.vector, task, client, rng)
         if online and round_ > 1:  # in the first round the prior's precision is gamma, which is the server's to add
             scale = round_ if self.round_scaling else 1.0
@@ -99,7 +101,7 @@ class Fola:
         return Update(message=message, local={"params": trained.vector}, metrics=metrics)
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         size = len(state["precision"])
         round_ = state["round"].item() + 1
@@ -123,7 +125,7 @@ class Fola:
             precision = shift(precisions.result(), self.gamma * self._share_of_gamma(round_))
             aggregated[:size] = solve(shift(precision, self.eps), products.result(), fallback=aggregated[:size])
         new = {
-            "params": step_towards(state["params"], aggregated, task.server_lr),
+            "params": step_towards(state["params"], aggregated, task.server.lr),
             "precision": precision.to(state["precision"].dtype),
             "round": state["round"] + 1,
         }
@@ -131,9 +133,6 @@ class Fola:
         if (similarity := cosine.result()) is not None:
             metrics["precision_cosine"] = similarity
         return new, metrics
-
-    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
-        yield model["params"]
 
     def _curvature_at(self, vector: Tensor, task: Task, client: Client, rng: torch.Generator) -> tuple[Tensor, int]:
         """The curvature of the client's loss at `vector`, in this method's structure, and how much was repaired."""

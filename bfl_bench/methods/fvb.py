@@ -12,7 +12,7 @@ noise of every example anew; with Gaussian linear layers the predictive distribu
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -21,18 +21,16 @@ from torch import Tensor
 
 from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Interval
-from bfl_bench.inference.train import train_sgd
+from bfl_bench.inference.train import train
 from bfl_bench.inference.variational import Prior, draw, settings_of
-from bfl_bench.method import Client, Task, Tensors, Update, Weights
+from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
-class Fvb:
-    gaussian_layers: ClassVar[bool] = True
+class Fvb(Method):
+    needs: ClassVar[Needs] = Needs(gaussian_layers=True)
 
-    name: str
     aggregator: Rule
-    weights: Weights
     beta: Annotated[float, AtLeast(0)]
     prior_variance: Annotated[float, Above(0)]
     prior: Literal["fixed", "previous"]
@@ -42,14 +40,8 @@ class Fvb:
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         return {"params": task.model.initial.clone(), "round": torch.zeros((), device=task.model.vector.device)}
 
-    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
-        return None
-
-    def broadcast(self, task: Task, state: Tensors) -> Tensors:
-        return dict(state)
-
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
         layout = task.model.layout
         if self.prior == "previous" and broadcast["round"] > 0:
@@ -59,12 +51,12 @@ class Fvb:
             zero = torch.zeros_like(broadcast["params"][layout.means])
             prior = Prior(zero, torch.full_like(zero, -math.log(self.prior_variance)))
         pull = prior.pull(task, self.beta / len(client))
-        trained = train_sgd(task, broadcast["params"], client, rng, adjust=pull, num_samples=self.train_samples)
+        trained = train(task, broadcast["params"], client, rng, adjust=pull, num_samples=self.train_samples)
         model = {"params": trained.vector}
         return Update(message=model, local=model, metrics={**trained.metrics, "kl": prior.kl(task, trained.vector)})
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         layout = task.model.layout
         points, gaussians = WeightedMean(), Combination(self.aggregator, rng, to_variance=torch.exp)
@@ -75,7 +67,7 @@ class Fvb:
         aggregated = points.result()
         aggregated[layout.means], variance = gaussians.result()
         aggregated[layout.log_variances] = variance.log()
-        params = step_towards(state["params"], aggregated, task.server_lr)
+        params = step_towards(state["params"], aggregated, task.server.lr)
         return {"params": params, "round": state["round"] + 1}, self._diagnose(task, params)
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:

@@ -10,43 +10,45 @@ the client's move by its effective number of steps, so that c_i is a mean gradie
 is the paper's K.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators import WeightedMean, step_towards
+from bfl_bench.aggregators import WeightedMean
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.inference.train import effective_steps, full_gradient, train_sgd
-from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.inference.train import effective_steps, full_gradient, train
+from bfl_bench.method import Client, Needs, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
 class Scaffold(PointMethod):
     option: Literal["I", "II"]
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(any_server_step=True, sgd=self.option == "II")
+
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        return {"params": task.model.initial.clone(), "control": torch.zeros_like(task.model.gradient)}
+        return super().init(task, rng) | {"control": torch.zeros_like(task.model.gradient)}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
         return {"control": torch.zeros_like(state["control"])}
 
     def broadcast(self, task: Task, state: Tensors) -> Tensors:
-        return dict(state)
+        return {"params": state["params"], "control": state["control"]}
 
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
-        assert memory is not None
         start, control = broadcast["params"], memory["control"]
         correction = broadcast["control"] - control
 
         def correct(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             gradient.add_(correction)
 
-        trained = train_sgd(task, start, client, rng, adjust=correct)
+        trained = train(task, start, client, rng, adjust=correct)
         delta = trained.vector - start
         if self.option == "I":
             new_control = full_gradient(task, start, client, rng)
@@ -61,15 +63,12 @@ class Scaffold(PointMethod):
         )
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         deltas = WeightedMean()
         control_delta = torch.zeros_like(state["control"], dtype=torch.float64)
         for client_id, message in replies:
             deltas.add(message["delta"], task.weight(self.weights, client_id))
             control_delta += message["control_delta"]
-        new = {
-            "params": step_towards(state["params"], state["params"] + deltas.result(), task.server_lr),
-            "control": (state["control"] + control_delta / len(task.sizes)).to(state["control"].dtype),
-        }
-        return new, {}
+        control = (state["control"] + control_delta / len(task.sizes)).to(state["control"].dtype)
+        return task.server.move(state, state["params"] + deltas.result()) | {"control": control}, {}

@@ -12,9 +12,9 @@ Points, such as biases, are averaged. Where a cavity or the server would be impr
 and its mean the server's; these are counted.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -23,19 +23,14 @@ from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
 from bfl_bench.inference import sites
-from bfl_bench.inference.train import train_sgd
+from bfl_bench.inference.train import train
 from bfl_bench.inference.variational import Prior, draw
-from bfl_bench.method import Client, Task, Tensors, Update, Weights
+from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
 from bfl_bench.models.lateral import count_shared
 
 
 @dataclass(frozen=True)
-class Virtual:
-    gaussian_layers: ClassVar[bool] = True
-    own_test: ClassVar[bool] = True
-
-    name: str
-    weights: Weights
+class Virtual(Method):
     private: Literal["lateral", "none"]
     beta: Annotated[float, AtLeast(0)]
     prior_variance: Annotated[float, Above(0)]
@@ -48,34 +43,32 @@ class Virtual:
     evaluation_variance: Annotated[float, Above(0)]
 
     @property
-    def lateral(self) -> bool:
-        return self.private == "lateral"
+    def needs(self) -> Needs:
+        return Needs(gaussian_layers=True, own_test=True, lateral=self.private == "lateral")
 
-    def init(self, task: Task, rng: torch.Generator) -> Tensors:
-        if self._step(task) == 0:
-            allowed = "a number above 0 with server.lr=1: as 1 - server.lr it is 0 and nothing moves"
+    def check(self, task: Task) -> None:
+        if self._step(task) <= 0:
+            allowed = f"a number above 0 with server.lr={task.server.lr:g}: as 1 - server.lr no factor moves forward"
             raise ConfigError("method.damping", self.damping, allowed)
         if count_shared(task.model.layout)[1] == 0:
             raise ConfigError("model.bayesian_layers", 0, "auto, all or a number above 0 for virtual")
+
+    def init(self, task: Task, rng: torch.Generator) -> Tensors:
         params = task.model.initial.clone()
         sites.close_gates(task, params)
         precision, shift = sites.natural(task, params)
         return {"params": params, "precision": precision, "shift": shift}
 
-    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors | None:
-        """The site s^(power) of the initial server posterior, and the initial private network."""
+    def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
+        """Make the site s^(power) of the initial server posterior, and the initial private network."""
         precision, shift = sites.natural(task, task.model.initial)
         power = self._power(task, client_id)
         memory = {"precision": power * precision, "shift": power * shift}
         return memory | {"private": sites.read_private(task, task.model.initial)}
 
-    def broadcast(self, task: Task, state: Tensors) -> Tensors:
-        return dict(state)
-
     def client_update(
-        self, task: Task, broadcast: Tensors, memory: Tensors | None, client: Client, rng: torch.Generator
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
     ) -> Update:
-        assert memory is not None
         layout = task.model.layout
         num_points, num_means = count_shared(layout)
         precision = broadcast["precision"] - memory["precision"]
@@ -97,7 +90,7 @@ class Virtual:
         prior = Prior(prior_mean.to(start.dtype), prior_precision.log().to(start.dtype))
         scale = self.beta / len(client)
         pull = prior.pull(task, scale) if self.kl == "exact" else sites.pull_as_released(prior, task, scale)
-        trained = train_sgd(task, start, client, rng, adjust=pull)
+        trained = train(task, start, client, rng, adjust=pull)
 
         new_precision, new_shift = sites.natural(task, trained.vector)
         changes = torch.stack([new_precision - broadcast["precision"], new_shift - broadcast["shift"]])
@@ -110,10 +103,10 @@ class Virtual:
         }
         message["points"] = trained.vector[layout.points][:num_points].clone()
         metrics = trained.metrics | {"kl": prior.kl(task, trained.vector), "improper": float(improper.sum())}
-        return Update(message, {"params": trained.vector}, memory, metrics)
+        return Update(message=message, local={"params": trained.vector}, memory=memory, metrics=metrics)
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         layout = task.model.layout
         num_points, num_means = count_shared(layout)
@@ -128,7 +121,7 @@ class Virtual:
         shift = torch.where(improper, precision * state["shift"] / state["precision"], shift)
         params = state["params"].clone()
         params[layout.points][:num_points] = step_towards(
-            params[layout.points][:num_points], points.result(), task.server_lr
+            params[layout.points][:num_points], points.result(), task.server.lr
         )
         params[layout.means][:num_means] = (shift / precision).to(params.dtype)
         params[layout.log_variances][:num_means] = -precision.log().to(params.dtype)
@@ -141,7 +134,7 @@ class Virtual:
 
     def _step(self, task: Task) -> float:
         """The power of a new factor against the old one, times the server's step."""
-        return task.server_lr * (1 - task.server_lr if self.damping is None else self.damping)
+        return task.server.lr * (1 - task.server.lr if self.damping is None else self.damping)
 
     def _power(self, task: Task, client_id: int) -> float:
         """Of the prior in a client's cavity: 1/K over all clients, or n_i/n as in the released code."""

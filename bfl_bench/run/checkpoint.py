@@ -7,7 +7,7 @@ Nothing in it executes on load.
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
 from bfl_bench.records import CHECKPOINT, SUMMARY, read_json, write_bytes, write_json
+from bfl_bench.run.recorder import Notes
 
 _MANIFEST = "manifest.json"
 
@@ -27,7 +28,7 @@ class Checkpoint:
     round: int
     state: Tensors
     memories: dict[int, Tensors]
-    notes: dict[str, Any]  # what the round loop wants back: lengths of tables, running totals
+    notes: Notes
 
 
 class CheckpointFolder:
@@ -35,7 +36,7 @@ class CheckpointFolder:
         self._path = path
         self._clients: dict[int, str] = {}  # client id -> file of its newest private state
 
-    def save(self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Mapping[str, Any]) -> None:
+    def save(self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Notes) -> None:
         """Write the server's state and the private states that changed since the last call."""
         self._path.mkdir(exist_ok=True)
         server = f"server-{round_}.safetensors"
@@ -49,7 +50,7 @@ class CheckpointFolder:
                 "round": round_,
                 "server": server,
                 "clients": {str(k): v for k, v in clients.items()},
-                "notes": dict(notes),
+                "notes": asdict(notes),
             },
         )
         outdated = {self._clients[client] for client in changed if client in self._clients}
@@ -73,8 +74,15 @@ class CheckpointFolder:
             round=manifest["round"],
             state=_read(self._path / manifest["server"], device),
             memories={client: _read(self._path / name, device) for client, name in self._clients.items()},
-            notes=manifest["notes"],
+            notes=_read_notes(manifest["notes"], self._path / _MANIFEST),
         )
+
+
+def _read_notes(saved: dict[str, Any], path: Path) -> Notes:
+    """Read notes of this version, or of an earlier one that had fewer of them."""
+    if unknown := set(saved) - {field.name for field in fields(Notes)}:
+        raise RunError(f"{path} holds {', '.join(sorted(unknown))}, which this version does not know; use force=true")
+    return Notes(**saved)
 
 
 def read_state(folder: Path, device: torch.device) -> Tensors:

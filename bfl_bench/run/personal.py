@@ -8,46 +8,42 @@ not change between its turns, so neither does its score.
 import math
 from collections.abc import Iterable
 
-from bfl_bench.engines.worker import Reply, Worker
+from torch import Tensor
+
+from bfl_bench.engines.worker import TEST, Reply, Worker
 from bfl_bench.evaluation.metrics import worst_tenth
-from bfl_bench.evaluation.predict import Scores, score
+from bfl_bench.evaluation.prediction import Scores
 from bfl_bench.method import Tensors
 from bfl_bench.rng import stream
-from bfl_bench.run.measure import Row
+from bfl_bench.run.recorder import Row
 
 
 class Personal:
     """Accuracy and loss of every client's own model; `scores` is what a checkpoint keeps."""
 
     def __init__(self, worker: Worker, scores: dict[str, list[float]]) -> None:
-        assert worker.own_test is not None
-        self._num_examples = {client: len(own) for client, own in enumerate(worker.own_test) if len(own)}
+        self._num_examples = {client: len(own) for client, own in _own(worker).items()}
         self.scores = scores
 
     @classmethod
     def begin(cls, worker: Worker, state: Tensors) -> "Personal":
         """With the initial server model for all clients."""
-        assert worker.own_test is not None
-        draws = worker.method.draws(worker.task, state, worker.settings.draws, stream(worker.seed, "evaluate", 0))
-        predictions, settings = worker.predict(draws, worker.test.x), worker.settings
-        found = {
-            str(client): score(predictions[own], worker.test.y[own], settings.ece_bins, settings.nll_epsilon)
-            for client, own in enumerate(worker.own_test)
-            if len(own)
-        }
-        return cls(worker, {client: [scores.accuracy, scores.nll] for client, scores in found.items()})
+        test, rng = worker.sets[TEST].split, stream(worker.seed, "evaluate", 0)
+        prediction = worker.predict(worker.method, state, test.x, worker.settings.draws, rng)
+        found = {client: worker.score(prediction[own], test.y[own]) for client, own in _own(worker).items()}
+        return cls(worker, {str(client): _pair(scores) for client, scores in found.items()})
 
     def update(self, replies: Iterable[Reply]) -> None:
         for reply in replies:
             if reply.own_scores is not None:
-                self.scores[str(reply.client_id)] = [reply.own_scores.accuracy, reply.own_scores.nll]
+                self.scores[str(reply.client_id)] = _pair(reply.own_scores)
 
     def row(self, scores: Scores) -> Row:
         """The columns, given the server's scores on the test set, which is all clients' examples together."""
         accuracies, losses = zip(*(self.scores[str(client)] for client in self._num_examples), strict=True)
         return {
-            "s_acc": scores.accuracy,
-            "s_loss": scores.nll,
+            "s_acc": scores.values["accuracy"],
+            "s_loss": scores.values["nll"],
             "mt_acc": self._mean(accuracies),
             "mt_loss": self._mean(losses),
             "worst10_own": worst_tenth(accuracies),
@@ -56,3 +52,14 @@ class Personal:
     def _mean(self, values: Iterable[float]) -> float:
         weights = self._num_examples.values()
         return math.fsum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+
+def _own(worker: Worker) -> dict[int, Tensor]:
+    """Return, for each client that has test examples of its own, where they are."""
+    num_clients = len(worker.task.sizes)
+    found = {client: worker.sets[TEST].of(client) for client in range(num_clients)}
+    return {client: own for client, own in found.items() if own is not None}
+
+
+def _pair(scores: Scores) -> list[float]:
+    return [scores.values["accuracy"], scores.values["nll"]]

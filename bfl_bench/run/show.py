@@ -1,14 +1,13 @@
 """What a person sees of a run: progress, the closing table, two figures. Reads records, never torch."""
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bfl_bench import records
+from bfl_bench.run.observers import in_short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,39 +22,12 @@ _TABLE = {
 }
 
 
-@contextmanager
-def progress(rounds: int, title: str, bar: bool) -> Iterator[Callable[[int, Mapping[str, records.Cell] | None], None]]:
-    """A bar on a terminal; elsewhere, or without `bar`, one line per evaluated round, so that logs stay readable."""
-    if not bar or not sys.stderr.isatty():
-
-        def print_line(round_: int, row: Mapping[str, records.Cell] | None) -> None:
-            if row is not None:
-                print(f"{title} round {round_}/{rounds} {_short(row)}", file=sys.stderr, flush=True)
-
-        yield print_line
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=rounds, desc=title, unit="round", dynamic_ncols=True) as shown:
-
-        def advance(round_: int, row: Mapping[str, records.Cell] | None) -> None:
-            if row is not None:
-                shown.set_postfix_str(_short(row), refresh=False)
-            shown.update(round_ - shown.n)
-
-        yield advance
-
-
-def _short(row: Mapping[str, records.Cell]) -> str:
-    return " ".join(f"{name}={row[name]:.4f}" for name in ("ga", "nll", "train_loss") if row.get(name) is not None)
-
-
 def print_summary(summary: Mapping[str, Any], folder: Path, brief: bool = False, note: str = "") -> None:
     """The final metrics, as a table or in one line, and where the files are."""
     final, best = summary["final"], summary["best"]
     status = summary["status"] + (f" ({note})" if note else "")
     if brief:
-        print(f"{status}: {folder} {_short(final) if final else ''}")
+        print(f"{status}: {folder} {in_short(final) if final else ''}")
         return
     if final is not None:
         print(f"\n{'':<28}{'final':>10}{'best':>10}   (round {final['round']}; best by GA, round {best['round']})")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.method import DataInfo, Task, Tensors
 from bfl_bench.methods.dense import Dense, ensemble
 from bfl_bench.models.generator import ImageGenerator, batch_statistics, statistics_distance
@@ -44,7 +44,7 @@ def network(norm: bool = False) -> nn.Module:
 
 def task_for(module: nn.Module) -> Task:
     low, high = torch.full((1, 1, 1), -0.5), torch.full((1, 1, 1), 2.0)
-    return replace(make_task(module), data=DataInfo(SHAPE, low, high, 3))
+    return replace(make_task(module), data=DataInfo(SHAPE, low, high))
 
 
 def named(task: Task, vectors: list[Tensor], weights: tuple[float, ...]) -> list[tuple[float, Tensors]]:
@@ -166,6 +166,6 @@ def test_generator_makes_images_of_the_side_asked_for() -> None:
 @pytest.mark.parametrize("shape", [(5,), (1, 8, 6), (1, 6, 6)])
 def test_inputs_that_are_no_square_images_are_refused(shape: tuple[int, ...]) -> None:
     task = make_task()
-    task = replace(task, data=DataInfo(shape, torch.zeros(1), torch.ones(1), 3))
-    with pytest.raises(ConfigError, match="square images"):
-        train_clients(method(), task, {"params": task.model.initial}, make_clients())
+    task = replace(task, data=DataInfo(shape, torch.zeros(1), torch.ones(1)))
+    with pytest.raises(UnsuitableError, match="square images"):
+        method().check(task)

@@ -40,12 +40,12 @@ def test_one_client_is_plain_sgd(settings: dict[str, Any]) -> None:
     module.load_state_dict(task.model.layout.to_state_dict(state["params"]))
     for round_ in range(3):
         rng = generator(round_)
-        reply = BY_SIZE.client_update(task, BY_SIZE.broadcast(task, state), None, client, rng)
+        reply = BY_SIZE.client_update(task, BY_SIZE.broadcast(task, state), {}, client, rng)
         state, _ = BY_SIZE.server_update(task, state, iter([(0, reply.message)]), generator())
         optimizer = torch.optim.SGD(
             module.parameters(), lr=0.2, momentum=task.local.momentum, weight_decay=task.local.weight_decay
         )
-        for x, y, _ in minibatches(client, task.local, generator(round_)):
+        for x, y, *_ in minibatches(client, task.local, generator(round_)):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x), y).backward()
             if task.local.clip is not None:
@@ -130,7 +130,7 @@ def test_init_is_the_network_and_draws_are_the_state() -> None:
     assert torch.equal(state["params"], fresh)
     task.model.vector.zero_()
     assert state["params"].any()
-    assert BY_SIZE.init_client(task, state, 1) is None
+    assert BY_SIZE.init_client(task, state, 1) == {}
     (draw,) = BY_SIZE.draws(task, state, 10, generator())
     assert torch.equal(draw, state["params"])
 
@@ -138,9 +138,9 @@ def test_init_is_the_network_and_draws_are_the_state() -> None:
 def test_update_carries_the_trained_model_and_its_metrics() -> None:
     task, clients = make_task(), make_clients()
     state = {"params": random_start(task)}
-    update = BY_SIZE.client_update(task, BY_SIZE.broadcast(task, state), None, clients[0], generator())
+    update = BY_SIZE.client_update(task, BY_SIZE.broadcast(task, state), {}, clients[0], generator())
     assert torch.equal(update.message["params"], update.local["params"])
-    assert update.memory is None
+    assert update.memory == {}
     assert update.metrics.keys() == {"train_loss", "train_acc"}
     assert update.metrics["train_loss"] > 0
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bfl_bench.method import Task
+from bfl_bench.method import ServerData, Task
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedbe import FedBe
 from tests.composing import SMALL, experiment
@@ -34,7 +34,7 @@ def method(**changes: Any) -> FedBe:
 
 
 def task_with_server_data() -> Task:
-    return replace(make_task(), server_x=make_split(30, seed=9).x)
+    return replace(make_task(), server_data=ServerData(make_split(30, seed=9).x, None))
 
 
 CLIENTS = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
@@ -74,27 +74,27 @@ def test_dirichlet_teachers_are_convex_combinations_around_the_weighted_mean() -
 def test_targets_are_the_sharpened_mean_prediction() -> None:
     task = task_with_server_data()
     models = [random_start(task, seed) for seed in (1, 2)]
-    targets = method().predict(task, models)
-    assert task.server_x is not None
+    targets = method().make_targets(task, models)
+    assert task.server_data is not None
     total = torch.zeros(30, 3)
     for params in models:
         task.model.load(params)
         with torch.no_grad():
-            total += task.model(task.server_x).softmax(1) / 2
+            total += task.model(task.server_data.x).softmax(1) / 2
     expected = total**2 / (total**2).sum(1, keepdim=True)  # a temperature of one half squares
     torch.testing.assert_close(targets, expected)
 
 
 def distance(task: Task, params: Tensor, targets: Tensor) -> float:
-    assert task.server_x is not None
+    assert task.server_data is not None
     task.model.load(params)
     with torch.no_grad():
-        return (targets * (targets.log() - task.model(task.server_x).log_softmax(1))).sum(1).mean().item()
+        return (targets * (targets.log() - task.model(task.server_data.x).log_softmax(1))).sum(1).mean().item()
 
 
 def test_the_student_follows_the_ensemble() -> None:
     task = task_with_server_data()
-    targets = method().predict(task, [random_start(task, seed) for seed in (1, 2, 3)])
+    targets = method().make_targets(task, [random_start(task, seed) for seed in (1, 2, 3)])
     start = random_start(task, 4)
     student, loss = method(epochs=30).distil(task, start, targets, generator())
     assert distance(task, student, targets) < 0.3 * distance(task, start, targets)
@@ -104,7 +104,7 @@ def test_the_student_follows_the_ensemble() -> None:
 def test_swa_averages_the_iterates_it_collects() -> None:
     """Steps of one batch each: the result is the mean of the models after steps 3, 6 and 9."""
     task = task_with_server_data()
-    targets = method().predict(task, [random_start(task, 1)])
+    targets = method().make_targets(task, [random_start(task, 1)])
     start = random_start(task, 4)
 
     def after(steps: int) -> Tensor:
@@ -118,15 +118,17 @@ def test_swa_averages_the_iterates_it_collects() -> None:
 
 def test_server_examples_are_taken_from_the_clients() -> None:
     plain = experiment(*SMALL).worker
-    held_out = experiment(*SMALL, "dataset.server_samples=20").worker
+    held_out = experiment(*SMALL, "method=fedbe", "dataset.server_samples=20").worker
     assert sum(held_out.task.sizes) == sum(plain.task.sizes) - 20
-    assert held_out.task.server_x is not None
+    assert held_out.task.server_data is not None
     everything = {tuple(row) for row in plain.train.x.flatten(1).tolist()}
-    server = {tuple(row) for row in held_out.task.server_x.flatten(1).tolist()}
+    server = {tuple(row) for row in held_out.task.server_data.x.flatten(1).tolist()}
     clients = {tuple(row) for row in held_out.train.x.flatten(1).tolist()}
     assert len(server) == 20
     assert server | clients == everything
     assert not server & clients
+    assert held_out.task.server_data.y is None  # labels are withheld
+    assert experiment(*SMALL, "method=fedavg", "dataset.server_samples=20").worker.task.server_data is None
 
 
 @pytest.mark.parametrize("change", [{"teachers": "dirichlet"}, {"num_teachers": 0}, {"temperature": 1.0}])

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference import kronecker
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedlpa import FedLpa
 from bfl_bench.models.networks import lenet
-from bfl_bench.run.measure import num_bytes
+from bfl_bench.run.recorder import num_bytes
 from tests.composing import SMALL, run_in
 from tests.federation import generator, make_clients, make_task, run_round, train_clients
 
@@ -142,5 +142,5 @@ def test_also_solve_fills_columns_and_leaves_the_run_alone(tmp_path: Path) -> No
 
 def test_a_network_with_another_layer_is_refused_before_training() -> None:
     task = make_task(nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
-    with pytest.raises(ConfigError, match="1: LayerNorm"):
-        train_clients(method(), task, {"params": task.model.initial}, make_clients())
+    with pytest.raises(UnsuitableError, match="1 is LayerNorm"):
+        method().check(task)

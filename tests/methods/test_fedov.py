@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bfl_bench.data.outliers import destroy
-from bfl_bench.errors import ConfigError
-from bfl_bench.evaluation.predict import predict, score
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.method import DataInfo, Task
 from bfl_bench.methods.fedov import FedOv
 from tests.composing import SMALL, run_in
-from tests.federation import generator, make_clients, make_task, train_clients
+from tests.federation import generator, make_clients, make_task, predict, score, train_clients
 
 SHAPE = (1, 8, 8)
 
@@ -30,7 +29,7 @@ def network() -> nn.Module:
 
 def task_for(**local: Any) -> Task:
     low, high = torch.full((1, 1, 1), -4.0), torch.full((1, 1, 1), 4.0)
-    return replace(make_task(network(), **local), data=DataInfo(SHAPE, low, high, 3))
+    return replace(make_task(network(), **local), data=DataInfo(SHAPE, low, high))
 
 
 def test_who_does_not_know_abstains() -> None:
@@ -41,9 +40,9 @@ def test_who_does_not_know_abstains() -> None:
     models = torch.stack([torch.diag(row).flatten() for row in logits])
     draws = method().draws(task, {"models": models}, 1, generator())
     scores = score(predict(task.model, draws, torch.ones(1, 4), 1, num_classes=3), torch.tensor([0]), 15)
-    assert scores.accuracy == 1.0
+    assert scores.values["accuracy"] == 1.0
     votes = torch.stack([row.softmax(0) for row in logits]).mean(0)[:3]
-    assert scores.nll == pytest.approx(-(votes[0] / votes.sum()).log().item(), rel=1e-5)
+    assert scores.values["nll"] == pytest.approx(-(votes[0] / votes.sum()).log().item(), rel=1e-5)
 
 
 def test_the_global_model_is_all_local_models() -> None:
@@ -109,6 +108,6 @@ def test_a_run_has_one_more_output_and_metrics_over_the_classes(tmp_path: Path) 
 
 
 def test_inputs_that_are_no_images_are_refused() -> None:
-    task = replace(make_task(), data=DataInfo((5,), torch.zeros(1), torch.ones(1), 3))
-    with pytest.raises(ConfigError, match="images for fedov"):
-        train_clients(method(), task, method().init(task, generator()), make_clients())
+    task = replace(make_task(), data=DataInfo((5,), torch.zeros(1), torch.ones(1)))
+    with pytest.raises(UnsuitableError, match="images, which fedov destroys"):
+        method().check(task)

@@ -23,7 +23,7 @@ def prox(mu: float) -> FedProx:
 
 
 def trained(method: FedAvg | FedProx, task: Task, start: Tensor, client: Client) -> Tensor:
-    return method.client_update(task, {"params": start}, None, client, generator()).message["params"]
+    return method.client_update(task, {"params": start}, {}, client, generator()).message["params"]
 
 
 def flatten(module: nn.Module) -> Tensor:
@@ -51,7 +51,7 @@ def test_equals_sgd_on_the_proximal_objective(settings: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD(
         module.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
     )
-    for x, y, _ in minibatches(client, local, generator()):
+    for x, y, *_ in minibatches(client, local, generator()):
         optimizer.zero_grad()
         distance = (flatten(module) - start).square().sum()
         (nn.functional.cross_entropy(module(x), y) + mu / 2 * distance).backward()
@@ -118,8 +118,8 @@ def test_message_local_model_and_broadcast() -> None:
     task, client = make_task(), make_clients()[0]
     start = random_start(task)
     kept = start.clone()
-    update = prox(0.3).client_update(task, {"params": start}, None, client, generator())
+    update = prox(0.3).client_update(task, {"params": start}, {}, client, generator())
     assert torch.equal(start, kept)
     assert torch.equal(update.message["params"], update.local["params"])
-    assert update.memory is None
+    assert update.memory == {}
     assert update.metrics.keys() == {"train_loss", "train_acc"}

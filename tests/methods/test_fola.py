@@ -102,10 +102,10 @@ def test_local_training_equals_autograd_of_the_objective(round_scaling: bool) ->
     task, client = make_task(epochs=3), make_clients()[0]
     state = later_state(task)
     fola = method(round_scaling=round_scaling)
-    message = fola.client_update(task, state, None, client, generator()).message
+    message = fola.client_update(task, state, {}, client, generator()).message
     weights, fisher = state["params"].clone(), torch.zeros_like(state["precision"])
     strength = 3.0 if round_scaling else 3.0 / 3
-    for x, y, _ in minibatches(client, task.local, generator()):
+    for x, y, *_ in minibatches(client, task.local, generator()):
         task.model.load(weights)
         gradient = task.model.backward(cross_entropy(task.model(x), y)).clone()
         fisher += len(y) / 7 / 3 * gradient**2
@@ -119,10 +119,10 @@ def test_local_training_equals_autograd_of_the_objective(round_scaling: bool) ->
 
 def test_offline_precision_is_that_of_the_trained_model() -> None:
     task, client = make_task(), make_clients()[1]
-    update = method(evaluation="offline").client_update(task, later_state(task), None, client, generator())
+    update = method(evaluation="offline").client_update(task, later_state(task), {}, client, generator())
     expected = diagonal_fisher(task, update.message["params"], client, generator(), "batch_gradient")
     torch.testing.assert_close(update.message["precision"], expected)
-    online = method().client_update(task, method().init(task, generator()), None, client, generator())
+    online = method().client_update(task, method().init(task, generator()), {}, client, generator())
     offline = method(evaluation="offline").client_update(
         task, method().init(task, generator()), None, client, generator()
     )
@@ -180,8 +180,8 @@ def test_every_option_changes_the_result(change: dict[str, Any]) -> None:
 def test_prior_loss_without_gradient_is_only_recorded() -> None:
     task, client = make_task(), make_clients()[0]
     state = later_state(task)
-    dead = method(prior_gradient=False).client_update(task, state, None, client, generator())
-    off = method(prior_loss=False).client_update(task, state, None, client, generator())
+    dead = method(prior_gradient=False).client_update(task, state, {}, client, generator())
+    off = method(prior_loss=False).client_update(task, state, {}, client, generator())
     assert torch.equal(dead.message["params"], off.message["params"])
     moved = dead.message["params"] - state["params"]
     expected = 0.5 * 3.0 * (state["precision"] * moved.square()).sum().item()
@@ -209,7 +209,7 @@ def test_prior_of_the_first_round_lies_at_zero() -> None:
     task = make_task(epochs=1, batch_size=100)
     client, state = make_clients()[0], method(gamma=0.2).init(task, generator())
     state["params"] = random_start(task)
-    update = method(gamma=0.2).client_update(task, state, None, client, generator())
+    update = method(gamma=0.2).client_update(task, state, {}, client, generator())
     task.model.load(state["params"])
     x, y = client.gather(torch.arange(len(client)), generator())
     gradient = task.model.backward(cross_entropy(task.model(x), y)) + 3.0 * 0.2 * state["params"]
@@ -256,7 +256,7 @@ def test_structures_are_the_hessian_and_its_eigenvalues() -> None:
     for structure in ("full", "eigenvalue"):
         fola = method(structure=structure)
         state = fola.init(task, generator())
-        messages[structure] = fola.client_update(task, state, None, client, generator()).message
+        messages[structure] = fola.client_update(task, state, {}, client, generator()).message
     assert torch.equal(messages["full"]["params"], messages["eigenvalue"]["params"])
     hessian, _ = mean_hessian(task, messages["full"]["params"], client, generator())
     torch.testing.assert_close(messages["full"]["precision"], hessian)
@@ -271,7 +271,7 @@ def test_a_full_prior_pulls_along_its_correlations() -> None:
     client, size = make_clients()[0], len(task.model.gradient)
     root = torch.randn(size, size, generator=generator(2)) * 0.1
     state = {"params": random_start(task), "precision": root @ root.T, "round": torch.tensor(1.0)}
-    update = method(structure="full").client_update(task, state, None, client, generator())
+    update = method(structure="full").client_update(task, state, {}, client, generator())
     weights = state["params"].clone()
     x, y = client.gather(torch.arange(len(client)), generator())
     for _ in range(2):

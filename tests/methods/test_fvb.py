@@ -16,7 +16,7 @@ from torch.distributions import Normal, kl_divergence
 from bfl_bench import records
 from bfl_bench.aggregators import eaa, ppa, rklb, wb
 from bfl_bench.build import plan
-from bfl_bench.inference.train import minibatches, train_sgd
+from bfl_bench.inference.train import minibatches, train
 from bfl_bench.method import Client, Task, Tensors, Update
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fvb import Fvb
@@ -28,11 +28,11 @@ from tests.composing import SMALL, experiment, resolve, run_in
 from tests.federation import (
     CPU,
     SIZES,
+    assemble_task,
     generator,
     make_clients,
     make_gaussian_settings,
     make_gaussian_task,
-    make_local,
     make_task,
     random_start,
     run_round,
@@ -69,7 +69,7 @@ def make_state(params: Tensor, round_: int = 0) -> Tensors:
 
 
 def update(method: Fvb, task: Task, state: Tensors, client: Client, seed: int = 5) -> Update:
-    return method.client_update(task, method.broadcast(task, state), None, client, generator(seed))
+    return method.client_update(task, method.broadcast(task, state), {}, client, generator(seed))
 
 
 def effective(log_variance: Tensor, clamp: str) -> Tensor:
@@ -116,7 +116,7 @@ def train_by_hand(method: Fvb, task: Task, state: Tensors, client: Client, clamp
         variance = effective(tensors[f"{name}.weight_log_variance"], clamp).exp()
         return x @ weight.T + bias + (x**2 @ variance.T).sqrt() * torch.randn(len(x), len(weight))
 
-    for x, y, _ in minibatches(client, local, generator(5)):
+    for x, y, *_ in minibatches(client, local, generator(5)):
         many = x.repeat(method.train_samples, 1)
         log_p = layer("2", layer("0", many).tanh()).log_softmax(1).view(method.train_samples, len(x), -1)
         nll = -log_p[:, torch.arange(len(x)), y].mean()
@@ -170,7 +170,7 @@ def test_gradient_of_the_divergence(clamp: str, prior: str, prior_variance: floa
     layout = task.model.layout
     start = make_state(make_start(task), round_=1)
     seen: list[tuple[Tensor, Tensor]] = []
-    original = train_sgd
+    original = train
 
     def spy(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Any, num_samples: int) -> Any:
         def watched(parameters: Tensor, gradient: Tensor, *batch: Any) -> None:
@@ -181,7 +181,7 @@ def test_gradient_of_the_divergence(clamp: str, prior: str, prior_variance: floa
         return original(task, start, client, rng, adjust=watched, num_samples=num_samples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bfl_bench.methods.fvb.train_sgd", spy)
+        patch.setattr("bfl_bench.methods.fvb.train", spy)
         update(method, task, start, client)
     parameters, difference = seen[-1]
     parameters.requires_grad_()
@@ -366,7 +366,7 @@ def test_norm_of_deviations_after_fifty_rounds_of_weight_decay() -> None:
         log_variance = decay(log_variance, 10 * 94)
     settings = make_gaussian_settings(log_variance_clamp="hard")
     module = make_gaussian(lenet((1, 28, 28), 10), None, settings)
-    task = Task(FlatModel(module, CPU), make_local(), 1.0, (6000,) * 2, settings)
+    task = assemble_task(FlatModel(module, CPU), (6000,) * 2, gaussian=settings)
     params = task.model.vector.clone()
     params[task.model.layout.log_variances] = float(log_variance[0])
     _, metrics = make_fvb().server_update(
@@ -545,7 +545,7 @@ def test_init_is_the_network_in_round_zero() -> None:
     assert state["round"] == 0
     task.model.vector.zero_()
     assert state["params"].any()
-    assert make_fvb().init_client(task, state, 1) is None
+    assert make_fvb().init_client(task, state, 1) == {}
     assert make_fvb().broadcast(task, state).keys() == state.keys()
 
 
@@ -630,6 +630,7 @@ def test_alarm_at_other_variances() -> None:
 
 
 BFL_P_LOCAL = {"epochs": 10, "batch_size": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "clip": None}
+BFL_P_LOCAL |= {"optimizer": "sgd", "betas": [0.9, 0.999], "schedule": "constant"}
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,18 @@ from bfl_bench.methods.virtual import Virtual
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.models.lateral import Lateral, count_shared
-from bfl_bench.run.measure import num_bytes
+from bfl_bench.run.recorder import num_bytes
 from tests.federation import (
     CPU,
     SIZES,
+    assemble_task,
     generator,
     make_clients,
     make_gaussian_settings,
     make_gaussian_task,
     make_local,
     make_module,
+    make_server,
 )
 
 
@@ -53,10 +55,10 @@ def lateral_task(**local: Any) -> Task:
     settings = make_gaussian_settings()
     torch.manual_seed(0)
     networks = [make_gaussian(make_module(), None, settings) for _ in range(2)]
-    return Task(FlatModel(Lateral(*networks), CPU), make_local(**local), 1.0, SIZES, settings)
+    return assemble_task(FlatModel(Lateral(*networks), CPU), SIZES, gaussian=settings, **local)
 
 
-def turn(virtual: Virtual, task: Task, state: Tensors, memory: Tensors | None, client: Client, seed: int = 50) -> Any:
+def turn(virtual: Virtual, task: Task, state: Tensors, memory: Tensors, client: Client, seed: int = 50) -> Any:
     memory = memory or virtual.init_client(task, state, client.id)
     return virtual.client_update(task, virtual.broadcast(task, state), memory, client, generator(seed))
 
@@ -88,7 +90,7 @@ class Conjugate:
         trained = start.clone()
         trained[layout.means] = (shift / precision).float()
         trained[layout.log_variances] = -precision.log().float()
-        return Trained(trained, 1, {"train_loss": 0.0, "train_acc": 0.0})
+        return Trained(trained, 1, {"train_loss": 0.0, "train_acc": 0.0}, {})
 
     def pooled(self, prior_variance: float) -> tuple[Tensor, Tensor]:
         precision = 1 / prior_variance + self.precisions.sum(0)
@@ -104,7 +106,7 @@ def test_the_server_reaches_the_exact_pooled_posterior(
     clients = make_clients((7, 12, 4, 9))
     virtual = method(beta=1.0, **changes)
     conjugate = Conjugate(task, beta=1.0)
-    monkeypatch.setattr("bfl_bench.methods.virtual.train_sgd", conjugate)
+    monkeypatch.setattr("bfl_bench.methods.virtual.train", conjugate)
     state = virtual.init(task, generator())
     memories: dict[int, Tensors] = {}
     for round_ in range(120):
@@ -135,13 +137,13 @@ def test_one_client_is_plain_variational_inference() -> None:
     task = make_gaussian_task(sizes=(12,))
     (client,) = make_clients((12,))
     virtual = method(damping=1.0, init_from="server")
-    fvb = Fvb("fvb", eaa, "size", 0.3, 0.7, "fixed", 1, [1e-10, 100.0])
+    fvb = Fvb("fvb", "size", eaa, 0.3, 0.7, "fixed", 1, [1e-10, 100.0])
     ours, theirs, memory = virtual.init(task, generator()), fvb.init(task, generator()), None
     for round_ in range(3):
         update = turn(virtual, task, ours, memory, client, seed=round_)
         memory = update.memory
         ours, _ = virtual.server_update(task, ours, iter([(0, update.message)]), generator())
-        reply = fvb.client_update(task, fvb.broadcast(task, theirs), None, client, generator(round_)).message
+        reply = fvb.client_update(task, fvb.broadcast(task, theirs), {}, client, generator(round_)).message
         theirs, _ = fvb.server_update(task, theirs, iter([(0, reply)]), generator())
         torch.testing.assert_close(ours["params"], theirs["params"], rtol=1e-4, atol=1e-5)  # float32 naturals
     assert not torch.allclose(ours["params"], task.model.initial, atol=0.05)
@@ -152,7 +154,6 @@ def test_an_improper_cavity_is_repaired_and_counted() -> None:
     virtual = method()
     state = virtual.init(task, generator())
     memory = virtual.init_client(task, state, 1)
-    assert memory is not None
     memory["precision"][:5] = state["precision"][:5] + 9.0  # the client's own factor is sharper than the whole
     update = turn(virtual, task, state, memory, client)
     assert update.metrics["improper"] == 5
@@ -169,13 +170,12 @@ def test_a_repaired_cavity_is_as_wide_as_allowed_around_the_servers_mean(monkeyp
         gradient = torch.zeros_like(start)
         adjust(torch.zeros_like(start), gradient, start, start)
         seen.append(gradient * len(client) / 0.3)
-        return Trained(start, 1, {})
+        return Trained(start, 1, {}, {})
 
-    monkeypatch.setattr("bfl_bench.methods.virtual.train_sgd", probe)
+    monkeypatch.setattr("bfl_bench.methods.virtual.train", probe)
     virtual = method(min_precision=2.0)
     state = virtual.init(task, generator())
     memory = virtual.init_client(task, state, 1)
-    assert memory is not None
     memory["precision"][:5] = state["precision"][:5] + 9.0
     turn(virtual, task, state, memory, client)
     precision = 2 * seen[0][layout.log_variances] + 1
@@ -217,22 +217,23 @@ def test_a_client_keeps_only_what_it_sent() -> None:
     state = virtual.init(task, generator())
     before = virtual.init_client(task, state, 1)
     assert before is not None
-    update = turn(virtual, task, state, None, client)
+    update = turn(virtual, task, state, {}, client)
     change = unprune(update.message, len(state["precision"]))
     assert (change[0] != 0).double().mean() < 0.3
     torch.testing.assert_close(update.memory["precision"] - before["precision"], change[0], rtol=1e-9, atol=1e-9)
 
 
 def test_the_default_damping_is_what_the_server_leaves() -> None:
-    task = replace(make_gaussian_task(), server_lr=0.4)
+    task = make_gaussian_task(server_lr=0.4)
     client = make_clients()[1]
     state = method().init(task, generator())
-    default, given = (turn(method(damping=d), task, state, None, client).message for d in (None, 0.6))
+    default, given = (turn(method(damping=d), task, state, {}, client).message for d in (None, 0.6))
     assert torch.equal(default["changes"], given["changes"])
-    whole = turn(method(damping=1.0), replace(task, server_lr=1.0), state, None, client).message
+    whole = turn(method(damping=1.0), replace(task, server=make_server()), state, {}, client).message
     torch.testing.assert_close(given["changes"], 0.4 * 0.6 * whole["changes"])
-    with pytest.raises(ConfigError, match="nothing moves"):
-        method(damping=None).init(make_gaussian_task(), generator())
+    for server_lr in (1.0, 1.5):
+        with pytest.raises(ConfigError, match=r"method\.damping: got None, .* no factor moves forward"):
+            method(damping=None).check(make_gaussian_task(server_lr=server_lr))
 
 
 def test_a_client_goes_on_with_its_own_factor_or_starts_from_the_servers_share() -> None:
@@ -244,7 +245,6 @@ def test_a_client_goes_on_with_its_own_factor_or_starts_from_the_servers_share()
         virtual = method(init_from=init_from, private="lateral")
         state = virtual.init(task, generator())
         memory = virtual.init_client(task, state, 1)
-        assert memory is not None
         site = memory["precision"] * 1.5, memory["shift"] * 0.5 + 3.0
         memory |= {"precision": site[0], "shift": site[1], "private": memory["private"] + 0.25}
         ended = turn(virtual, task, state, memory, client).local["params"]
@@ -268,7 +268,6 @@ def test_an_improper_start_is_the_servers() -> None:
     virtual = method(init_from="server")
     state = virtual.init(task, generator())
     memory = virtual.init_client(task, state, 1)
-    assert memory is not None
     memory["precision"][:4] = 5 * state["precision"][:4]
     ended = turn(virtual, task, state, memory, client).local["params"]
     torch.testing.assert_close(natural(task, ended)[0][:4], state["precision"][:4], rtol=1e-5, atol=1e-5)
@@ -300,7 +299,7 @@ def test_what_is_private_stays_with_the_client() -> None:
     task, client = lateral_task(), make_clients()[1]
     virtual = method(private="lateral")
     state = virtual.init(task, generator())
-    update = turn(virtual, task, state, None, client)
+    update = turn(virtual, task, state, {}, client)
     num_points, num_means = count_shared(task.model.layout)
     assert (num_points, num_means) == (6 + 3, 5 * 6 + 6 * 3)
     assert update.message["changes"].shape == (2, num_means)
@@ -324,7 +323,7 @@ def test_a_clients_private_network_takes_part() -> None:
     virtual = method(private="lateral")
     state = virtual.init(task, generator())
     start = named(task, task.model.initial)
-    trained = turn(virtual, task, state, None, client).local["params"]
+    trained = turn(virtual, task, state, {}, client).local["params"]
     after = named(task, trained)
     for name in after:
         if name.startswith("gates"):
@@ -344,10 +343,10 @@ def test_a_clients_private_network_takes_part() -> None:
 
 
 def test_the_server_averages_every_shared_bias_and_nothing_private() -> None:
-    task = replace(lateral_task(), server_lr=0.5)
+    task = replace(lateral_task(), server=make_server(lr=0.5))
     virtual = method(private="lateral", weights="uniform", damping=0.5)
     state = virtual.init(task, generator())
-    updates = [turn(virtual, task, state, None, client) for client in make_clients()[:2]]
+    updates = [turn(virtual, task, state, {}, client) for client in make_clients()[:2]]
     new, _ = virtual.server_update(task, state, ((i, update.message) for i, update in enumerate(updates)), generator())
     clients = [named(task, update.local["params"]) for update in updates]
     for name, value in named(task, new["params"]).items():
@@ -447,7 +446,7 @@ def test_evaluation_variance_is_the_servers_alone() -> None:
 def test_a_network_without_gaussian_layers_is_refused() -> None:
     task = replace(make_gaussian_task(num_layers=0))
     with pytest.raises(ConfigError, match="bayesian_layers"):
-        method().init(task, generator())
+        method().check(task)
 
 
 def test_lateral_needs_a_sequence_of_layers() -> None:

@@ -77,7 +77,7 @@ def first_replies(built: Experiment) -> tuple[dict[str, torch.Tensor], list[tupl
     worker = built.worker
     state = worker.method.init(worker.task, stream(built.seed, "init"))
     broadcast = worker.method.broadcast(worker.task, state)
-    jobs = [Job(1, id_, None, False) for id_ in built.cohort(1)]
+    jobs = [Job(round=1, client_id=id_, memory={}, evaluate_local=False) for id_ in built.cohort(1)]
     return state, [(job.client_id, worker.run(broadcast, job).message) for job in jobs]
 
 

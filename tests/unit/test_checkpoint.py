@@ -12,9 +12,10 @@ from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
 from bfl_bench.run import checkpoint as checkpoint_module
 from bfl_bench.run.checkpoint import Checkpoint, CheckpointFolder
+from bfl_bench.run.recorder import Notes
 from tests.federation import CPU
 
-NOTES = {"totals": {"bytes_up": 12}, "lengths": {"metrics.csv": 345}}
+NOTES = Notes(bytes_up=12, tables={"metrics.csv": {"length": 345, "columns": ["round"]}}, personal={"3": [0.5, 1.5]})
 
 
 def make_state(value: float) -> Tensors:
@@ -72,9 +73,9 @@ def test_round_trip(path: Path) -> None:
 
 def test_clients_of_earlier_rounds_are_kept_and_not_rewritten(path: Path) -> None:
     folder = CheckpointFolder(path)
-    folder.save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, {})
+    folder.save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, Notes())
     before = {name: (path / name).stat() for name in names(path)}
-    folder.save(2, make_state(2.0), {1: make_memory(1, 2), 11: make_memory(11, 2)}, {})
+    folder.save(2, make_state(2.0), {1: make_memory(1, 2), 11: make_memory(11, 2)}, Notes())
     expected = {"client-0-1", "client-1-2", "client-11-2", "server-2"}
     assert names(path) == {f"{name}.safetensors" for name in expected} | {"manifest.json"}
     after = (path / "client-0-1.safetensors").stat()
@@ -89,10 +90,10 @@ def test_clients_of_earlier_rounds_are_kept_and_not_rewritten(path: Path) -> Non
 
 
 def test_a_resumed_run_goes_on_where_it_was(path: Path) -> None:
-    CheckpointFolder(path).save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, {})
+    CheckpointFolder(path).save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, Notes())
     folder = CheckpointFolder(path)
     folder.load(CPU)
-    folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, {})
+    folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, Notes())
     saved = load(path)
     assert_equal(saved.memories[0], make_memory(0, 1))
     assert_equal(saved.memories[1], make_memory(1, 2))
@@ -126,7 +127,7 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(
 
             patch.setattr(checkpoint_module, "write_bytes", write_one)
         with pytest.raises(MemoryError):
-            folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, {})
+            folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, Notes())
     assert names(path) > complete  # it died with files of round 2 on disk
     saved = load(path)
     assert saved.round == 1
@@ -140,10 +141,10 @@ def test_a_crash_in_the_first_round(path: Path, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_module, "write_json", die)
         with pytest.raises(MemoryError):
-            CheckpointFolder(path).save(1, make_state(9.0), {0: make_memory(5, 5)}, {})
+            CheckpointFolder(path).save(1, make_state(9.0), {0: make_memory(5, 5)}, Notes())
     folder = CheckpointFolder(path)
     assert folder.load(CPU) is None
-    folder.save(1, make_state(1.0), {0: make_memory(0, 1)}, {})
+    folder.save(1, make_state(1.0), {0: make_memory(0, 1)}, Notes())
     saved = load(path)
     assert_equal(saved.state, make_state(1.0))
     assert_equal(saved.memories[0], make_memory(0, 1))
@@ -152,11 +153,11 @@ def test_a_crash_in_the_first_round(path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_crash_before_tidying_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest is in place, the files of the round before still lie about: the new checkpoint counts."""
     folder = CheckpointFolder(path)
-    folder.save(1, make_state(1.0), {1: make_memory(1, 1)}, {})
+    folder.save(1, make_state(1.0), {1: make_memory(1, 1)}, Notes())
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", die)
         with pytest.raises(MemoryError):
-            folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, {})
+            folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, Notes())
     assert {"server-1.safetensors", "server-2.safetensors"} <= names(path)
     saved = load(path)
     assert saved.round == 2
@@ -165,7 +166,7 @@ def test_a_crash_before_tidying_up(path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_orphans_are_removed_at_load(path: Path) -> None:
-    CheckpointFolder(path).save(3, make_state(1.0), {4: make_memory(4, 3)}, {})
+    CheckpointFolder(path).save(3, make_state(1.0), {4: make_memory(4, 3)}, Notes())
     complete = names(path)
     for orphan in ("server-4.safetensors", "client-4-4.safetensors", "client-9-4.safetensors", "manifest.json.tmp"):
         (path / orphan).write_bytes(b"left by a killed round")
@@ -184,8 +185,21 @@ def test_nothing_is_pickled(path: Path) -> None:
                 assert tensors.keys()
 
 
+def test_notes_of_another_version_end_in_a_sentence_or_get_defaults(path: Path) -> None:
+    CheckpointFolder(path).save(1, make_state(1.0), {}, NOTES)
+    manifest = path / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["notes"]["personal"]
+    manifest.write_text(json.dumps(content))
+    assert load(path).notes == Notes(bytes_up=12, tables=NOTES.tables)
+    content["notes"]["mood"] = "good"
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(RunError, match=r"manifest\.json holds mood.*force=true"):
+        CheckpointFolder(path).load(CPU)
+
+
 def test_another_schema_version(path: Path) -> None:
-    CheckpointFolder(path).save(1, make_state(1.0), {}, {})
+    CheckpointFolder(path).save(1, make_state(1.0), {}, Notes())
     manifest = path / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 99}))
     with pytest.raises(RunError, match="schema version 99"):
@@ -195,7 +209,7 @@ def test_another_schema_version(path: Path) -> None:
 
 def test_one_tensor_under_two_names(path: Path) -> None:
     vector = torch.arange(6.0)
-    CheckpointFolder(path).save(1, {"a": vector, "b": vector, "c": vector.view(2, 3).T}, {}, {})
+    CheckpointFolder(path).save(1, {"a": vector, "b": vector, "c": vector.view(2, 3).T}, {}, Notes())
     loaded = CheckpointFolder(path).load(torch.device("cpu"))
     assert loaded is not None
     assert torch.equal(loaded.state["b"], vector)
@@ -203,7 +217,7 @@ def test_one_tensor_under_two_names(path: Path) -> None:
 
 
 def test_a_damaged_file_is_named(path: Path) -> None:
-    CheckpointFolder(path).save(1, {"a": torch.ones(3)}, {}, {})
+    CheckpointFolder(path).save(1, {"a": torch.ones(3)}, {}, Notes())
     (path / "server-1.safetensors").write_bytes(b"not a tensor")
     with pytest.raises(RunError, match=r"server-1\.safetensors is damaged"):
         CheckpointFolder(path).load(CPU)

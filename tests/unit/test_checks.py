@@ -183,6 +183,9 @@ def test_local_settings() -> None:
         "momentum": 0.0,
         "weight_decay": 0.0,
         "clip": None,
+        "optimizer": "adam",
+        "betas": [0.9, 0.99],
+        "schedule": "cosine",
     }
     LocalSettings(**check_arguments(LocalSettings, good))
     for key, value in {
@@ -192,6 +195,7 @@ def test_local_settings() -> None:
         "momentum": 1.0,
         "weight_decay": -1e-3,
         "clip": 0.0,
+        "optimizer": 3,
     }.items():
         with pytest.raises(ConfigError, match=f"^{key}: got {value}"):
             check_arguments(LocalSettings, {**good, key: value})

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from bfl_bench.data.dataset import Split
 from bfl_bench.evaluation import metrics
-from bfl_bench.evaluation.predict import predict, score
 from bfl_bench.models.flat import FlatModel
-from tests.federation import CPU, NUM_CLASSES, NUM_FEATURES, generator, make_module, make_split
+from tests.federation import CPU, NUM_CLASSES, NUM_FEATURES, generator, make_module, make_split, predict, score
 
 ROUNDING = 1e-5  # float32 logits near 1 from sums of a few terms, then their logarithms
 
@@ -104,11 +103,11 @@ def test_scores_are_those_of_the_averaged_prediction() -> None:
     data = Split(x, torch.from_numpy(labels))
     one_hot = np.eye(NUM_CLASSES)[labels]
     scores = score(predict(model, iter(draws), data.x, 10), data.y, ece_bins=2)
-    assert scores.accuracy == 0.5
-    assert scores.nll == pytest.approx(-np.log(mean[np.arange(40), labels]).mean(), rel=ROUNDING)
-    assert scores.brier == pytest.approx(((mean - one_hot) ** 2).sum(1).mean(), rel=ROUNDING)
+    assert scores.values["accuracy"] == 0.5
+    assert scores.values["nll"] == pytest.approx(-np.log(mean[np.arange(40), labels]).mean(), rel=ROUNDING)
+    assert scores.values["brier"] == pytest.approx(((mean - one_hot) ** 2).sum(1).mean(), rel=ROUNDING)
     ece = [metrics.expected_calibration_error(torch.from_numpy(np.log(mean)), data.y, bins) for bins in (2, 15)]
-    assert scores.ece == pytest.approx(ece[0], rel=ROUNDING)
+    assert scores.values["ece"] == pytest.approx(ece[0], rel=ROUNDING)
     assert abs(ece[0] - ece[1]) > 1e-3
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference import kronecker
 from bfl_bench.inference.kronecker import Posteriors
 from tests.federation import generator, make_clients, make_task, random_start
@@ -252,7 +252,7 @@ def test_reading_and_writing_a_layer() -> None:
 )
 def test_another_layer_is_named(layer: nn.Module) -> None:
     task = make_task(nn.Sequential(layer))
-    with pytest.raises(ConfigError, match=type(layer).__name__):
+    with pytest.raises(UnsuitableError, match=type(layer).__name__):
         kronecker.find_layers(task.model)
 
 

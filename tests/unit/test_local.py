@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from bfl_bench.data.dataset import Split
 from bfl_bench.inference import train as local_module
-from bfl_bench.inference.train import Tally, Trained, minibatches, train_sgd
+from bfl_bench.inference.train import Tally, Trained, minibatches, train
+from bfl_bench.likelihood import Categorical
 from bfl_bench.method import Client, Task
 from tests.federation import NUM_CLASSES, generator, make_clients, make_task, random_start
 
@@ -41,7 +42,7 @@ def train_recorded(task: Task, start: Tensor, client: Client) -> tuple[Trained, 
         batches.append((inputs[0].clone(), client.train.y[positions]))
 
     handle = task.model.module.register_forward_pre_hook(note)
-    trained = train_sgd(task, start, client, generator())
+    trained = train(task, start, client, generator())
     handle.remove()
     return trained, batches
 
@@ -105,9 +106,9 @@ def test_metrics_are_of_the_last_epoch_only() -> None:
     start = random_start(task)
     models = [start]
     for _ in range(3):
-        models.append(train_sgd(task, models[-1], client, generator()).vector)
+        models.append(train(task, models[-1], client, generator()).vector)
     longer = replace(task, local=replace(task.local, epochs=3))
-    trained = train_sgd(longer, start, client, generator())
+    trained = train(longer, start, client, generator())
     x, y = client.train.x[client.indices], client.train.y[client.indices]
     with torch.no_grad():
         losses = [nn.functional.cross_entropy(clone_at(task, model)(x), y).item() for model in models]
@@ -120,13 +121,14 @@ def test_every_example_once_per_epoch_in_an_order_of_its_own() -> None:
     task = make_task(epochs=3, batch_size=5)
     task.model.load(random_start(task))
     batches = list(minibatches(client, task.local, generator()))
-    assert [len(y) for _, y, _ in batches] == [5, 5, 2] * 3
-    assert [last for *_, last in batches] == [False] * 6 + [True] * 3
+    assert [len(batch.y) for batch in batches] == [5, 5, 2] * 3
+    assert [batch.in_last_epoch for batch in batches] == [False] * 6 + [True] * 3
+    assert [batch.ends_epoch for batch in batches] == [False, False, True] * 3
     own = client.train.x[client.indices]
     orders = []
     for epoch in range(3):
         x = torch.cat([x for x, *_ in batches[3 * epoch : 3 * epoch + 3]])
-        y = torch.cat([y for _, y, _ in batches[3 * epoch : 3 * epoch + 3]])
+        y = torch.cat([y for _, y, *_ in batches[3 * epoch : 3 * epoch + 3]])
         order = [(own == row).all(1).nonzero().item() for row in x]
         assert sorted(order) == list(range(12))
         assert torch.equal(y, client.train.y[client.indices[torch.tensor(order)]])
@@ -140,7 +142,7 @@ def test_start_is_not_modified_and_results_have_storage_of_their_own() -> None:
     task, client = make_task(momentum=0.5, weight_decay=0.1, clip=0.5), make_clients()[0]
     start = random_start(task)
     kept = start.clone()
-    trained = train_sgd(task, start, client, generator())
+    trained = train(task, start, client, generator())
     assert torch.equal(start, kept)
     result = trained.vector.clone()
     task.model.vector.zero_()
@@ -153,13 +155,13 @@ def test_independent_of_what_was_in_the_model() -> None:
     task = make_task(module, momentum=0.9, weight_decay=0.1, clip=1.0, batch_size=2)
     _, client, earlier = make_clients((7, 12, 4))
     start = random_start(task)
-    first = train_sgd(task, start, client, generator())
-    train_sgd(task, random_start(task, seed=50), earlier, generator(51))
+    first = train(task, start, client, generator())
+    train(task, random_start(task, seed=50), earlier, generator(51))
     task.model.gradient.fill_(7.0)
     task.model.vector.fill_(float("nan"))
     task.model.module.eval()
     torch.manual_seed(52)
-    second = train_sgd(task, start, client, generator())
+    second = train(task, start, client, generator())
     assert torch.equal(first.vector, second.vector)
     assert first.metrics == second.metrics
     statistics = first.vector[task.model.layout.num_trainable :]
@@ -202,16 +204,16 @@ def test_augment_sees_the_clients_examples_and_generator() -> None:
     task, rng = make_task(epochs=2, batch_size=4), generator()
     client = make_clients(augment=augment)[0]
     start = random_start(task)
-    first = train_sgd(task, start, client, rng)
+    first = train(task, start, client, rng)
     assert calls
     assert all(used is rng for _, used in calls)
     seen = torch.cat([x for x, _ in calls])
     own = client.train.x[client.indices]
     assert len(seen) == 2 * len(client)
     assert torch.equal(seen.sum(1).sort().values, own.sum(1).repeat(2).sort().values)
-    assert torch.equal(train_sgd(task, start, client, generator()).vector, first.vector)
+    assert torch.equal(train(task, start, client, generator()).vector, first.vector)
     plain = Client(client.id, client.train, client.indices, None)
-    assert not torch.allclose(train_sgd(task, start, plain, generator()).vector, first.vector)
+    assert not torch.allclose(train(task, start, plain, generator()).vector, first.vector)
 
 
 def test_adjust_comes_before_clipping_and_weight_decay() -> None:
@@ -225,7 +227,7 @@ def test_adjust_comes_before_clipping_and_weight_decay() -> None:
         gradient.zero_()
         gradient[:2] = torch.tensor([30.0, -40.0])
 
-    trained = train_sgd(task, start, client, generator(), adjust)
+    trained = train(task, start, client, generator(), adjust=adjust)
     assert len(seen) == 1
     assert torch.equal(seen[0][0], start)
     assert seen[0][1] == 4
@@ -238,7 +240,7 @@ def test_adjust_comes_before_clipping_and_weight_decay() -> None:
 def test_adjust_sees_every_batch_and_the_last_partial_one() -> None:
     task, client = make_task(epochs=2, batch_size=3), make_clients()[0]
     sizes: list[int] = []
-    train_sgd(task, random_start(task), client, generator(), lambda p, g, x, y: sizes.append(len(y)))
+    train(task, random_start(task), client, generator(), adjust=lambda p, g, x, y: sizes.append(len(y)))
     assert sizes == [3, 3, 1, 3, 3, 1]
 
 
@@ -260,7 +262,7 @@ def test_sequences_train_as_their_positions_would() -> None:
 
     task = make_task(Next(), sizes=(6,), epochs=1, batch_size=6, lr=0.5)
     start = task.model.initial.clone()
-    trained = train_sgd(task, start, Client(0, Split(x, y), torch.arange(6), None), generator())
+    trained = train(task, start, Client(0, Split(x, y), torch.arange(6), None), generator())
     weight = start.view(4, 4).clone().requires_grad_(True)
     loss = torch.nn.functional.cross_entropy(weight[x.flatten()], y.flatten())
     loss.backward()  # type: ignore[no-untyped-call]
@@ -273,7 +275,7 @@ def test_sequences_train_as_their_positions_would() -> None:
 
 def test_training_metrics_are_means_over_all_examples_however_many_minibatches() -> None:
     """They are counted 64 minibatches at a time; the last one is smaller."""
-    tally = Tally(torch.device("cpu"))
+    tally = Tally(Categorical(3), torch.device("cpu"))
     torch.manual_seed(0)
     logits, y = torch.randn(131, 3), torch.randint(0, 3, (131,))
     sizes = [1] * 129 + [2]

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from bfl_bench.build import load, plan
 from bfl_bench.data.dataset import Dataset, Owners
 from bfl_bench.data.partition import Natural, deal_test
+from bfl_bench.engines.worker import TEST
 from bfl_bench.errors import ConfigError
-from bfl_bench.evaluation.predict import predict
+from bfl_bench.likelihood import Categorical
 from bfl_bench.run.loop import Experiment
 from tests.composing import SMALL, experiment, resolve, run_in
-from tests.federation import generator, make_split
+from tests.federation import generator, make_split, predict
 
 SIZES = [9, 14, 6, 11]  # training examples of the four owners
 TEST_SIZES = [4, 3, 0, 5]
@@ -33,7 +34,7 @@ class Owned:
         owners = [torch.repeat_interleave(torch.arange(4), torch.tensor(sizes)) for sizes in (SIZES, TEST_SIZES)]
         train, test = (owner[torch.randperm(len(owner), generator=generator(i))] for i, owner in enumerate(owners))
         names = ("ann", "bob", "cid", "dot")
-        return Dataset(make_split(40), make_split(12, seed=8), 3, owners=Owners(names, train, test))
+        return Dataset(make_split(40), make_split(12, seed=8), Categorical(3), owners=Owners(names, train, test))
 
 
 def owned(*overrides: str) -> Experiment:
@@ -52,8 +53,8 @@ def test_clients_are_the_owners_of_the_data() -> None:
     owners = Owned("owned").load(Path()).owners
     assert owners is not None
     assert worker.task.sizes == tuple(SIZES)
-    assert worker.own_test is not None
-    for client, (train, test) in enumerate(zip(worker.client_indices, worker.own_test, strict=True)):
+    assert worker.sets[TEST].own is not None
+    for client, (train, test) in enumerate(zip(worker.client_indices, worker.sets[TEST].own, strict=True)):
         assert torch.equal(train, (owners.train == client).nonzero()[:, 0])
         assert torch.equal(test, (owners.test == client).nonzero()[:, 0])
 
@@ -67,9 +68,10 @@ def test_a_number_of_clients_is_a_seeded_choice_with_its_own_test_set() -> None:
     worker = owned("num_clients=2", "seed=3").worker
     chosen = natural.choose(4, 2, 3)
     assert worker.task.sizes == tuple(SIZES[i] for i in chosen)
-    assert worker.own_test is not None
-    assert [len(own) for own in worker.own_test] == [TEST_SIZES[i] for i in chosen]
-    assert sorted(torch.cat(worker.own_test).tolist()) == list(range(len(worker.test)))  # nobody else's examples
+    assert worker.sets[TEST].own is not None
+    assert [len(own) for own in worker.sets[TEST].own] == [TEST_SIZES[i] for i in chosen]
+    num = len(worker.sets[TEST].split)
+    assert sorted(torch.cat(worker.sets[TEST].own).tolist()) == list(range(num))  # nobody else's examples
     with pytest.raises(ConfigError, match="num_clients: got 5, allowed: at most the 4 clients of the data"):
         owned("num_clients=5")
 
@@ -108,17 +110,17 @@ def test_mt_is_every_clients_last_model_on_its_own_examples(tmp_path: Path) -> N
     """Replayed by hand: the initial model before a client's first turn, its last local model afterwards."""
     run_ = owned("method=fedavg", "participation=0.5", "rounds=4", "eval.keep_messages=[1,2,3,4]")
     worker = run_.worker
-    assert worker.own_test is not None
+    assert worker.sets[TEST].own is not None
     models = dict.fromkeys(range(4), worker.task.model.initial)
     for row in rows(run_in(tmp_path, experiment_=run_)):
         round_ = int(row["round"])
         for client in run_.cohort(round_):
             models[client] = load_file(tmp_path / f"messages/round-{round_}-client-{client}.safetensors")["params"]
         correct, loss, accuracies = 0.0, 0.0, []
-        for client, own in enumerate(worker.own_test):
+        for client, own in enumerate(worker.sets[TEST].own):
             if len(own):
-                y = worker.test.y[own]
-                logp = predict(worker.task.model, iter([models[client]]), worker.test.x[own], 100).double()
+                y = worker.sets[TEST].split.y[own]
+                logp = predict(worker.task.model, iter([models[client]]), worker.sets[TEST].split.x[own], 100).double()
                 right = (logp.argmax(1) == y).double()
                 correct, loss = correct + right.sum().item(), loss - logp.gather(1, y[:, None]).sum().item()
                 accuracies.append(right.mean().item())

@@ -495,7 +495,7 @@ def test_config_files_fit_their_classes(file: Path, tmp_path: Path) -> None:
     lines = file.read_text().splitlines()
     assert lines[0].startswith("# ")
     values: Any = OmegaConf.to_container(OmegaConf.load(file))
-    assert values.pop("defaults") == ["_test", "_self_"]  # a key that the builder reads, not the class
+    assert values.pop("defaults") == ["_sets", "_self_"]  # keys that the builder reads, not the class
     target = getattr(partition_module, values.pop("_target_").removeprefix("bfl_bench.data.partition."))
     if file.stem == "file":  # what it reads is the user's to say
         with pytest.raises(ConfigError, match="path: got None, allowed: a text"):

@@ -9,9 +9,9 @@ from torch import Tensor
 from bfl_bench import records
 from bfl_bench.data import dataset
 from bfl_bench.inference.train import minibatches
-from bfl_bench.method import Client, LocalSettings
+from bfl_bench.method import Client
 from tests.composing import choose, run_in
-from tests.federation import CPU, NUM_FEATURES, make_split
+from tests.federation import CPU, NUM_FEATURES, make_local, make_split
 
 ELSEWHERE = torch.device("meta")  # holds no numbers, but a tensor knows that it is there
 
@@ -35,8 +35,8 @@ def test_data_that_do_not_fit_stay_and_minibatches_go_to_the_device(monkeypatch:
     assert asked == [7 * NUM_FEATURES * 4 + 7 * 8]
     assert (split.x.device, split.y.device) == (CPU, CPU)
     client = Client(0, split, torch.tensor([6, 2, 3]), None)
-    taken = list(minibatches(client, LocalSettings(2, 2, 0.1, 0.0, 0.0, None), torch.Generator()))
-    assert [(x.device, y.device, len(y)) for x, y, _ in taken] == [(ELSEWHERE, ELSEWHERE, n) for n in (2, 1, 2, 1)]
+    taken = list(minibatches(client, make_local(epochs=2, batch_size=2), torch.Generator()))
+    assert [(x.device, y.device, len(y)) for x, y, *_ in taken] == [(ELSEWHERE, ELSEWHERE, n) for n in (2, 1, 2, 1)]
 
 
 @pytest.mark.parametrize(("needed", "fits"), [(50, True), (51, False)])

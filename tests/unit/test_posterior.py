@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from bfl_bench.errors import ConfigError
 from bfl_bench.inference.precision import diagonal, multiply, project, shift, solve
 
 
@@ -49,6 +48,11 @@ def test_projection_repairs_negative_eigenvalues_and_counts_them() -> None:
     torch.testing.assert_close(projected, (rotation * values.clamp(min=0)) @ rotation.T)
 
 
-def test_a_singular_full_precision_is_named() -> None:
-    with pytest.raises(ConfigError, match="the full precision is singular"):
-        solve(torch.ones(2, 2), torch.ones(2), torch.ones(2))
+def test_where_a_full_precision_says_nothing_the_fallback_stays() -> None:
+    """In closed form: fallback + pinv(precision) (right - precision fallback)."""
+    directions = torch.linalg.qr(make_precision(True)).Q[:, :3]
+    precision = directions @ torch.diag(torch.tensor([0.2, 1.0, 30.0], dtype=torch.float64)) @ directions.T
+    right, fallback = precision @ torch.arange(5.0, dtype=torch.float64), torch.full((5,), 7.0, dtype=torch.float64)
+    expected = fallback + torch.linalg.pinv(precision) @ (right - precision @ fallback)
+    # The fallback weighs 1e-8 of the mean curvature, 6, beside curvatures of 0.2 and more, times distances of 10.
+    torch.testing.assert_close(solve(precision, right, fallback), expected, rtol=0, atol=1e-5)

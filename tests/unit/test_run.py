@@ -1,6 +1,5 @@
 """The round loop: what is evaluated when, and what it does when numbers go wrong."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 
 from bfl_bench import records
 from bfl_bench.engines.sequential import Sequential
-from bfl_bench.method import Method, Task, Tensors
+from bfl_bench.method import Method, Replies, Task, Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.run.loop import Experiment, run
 from tests.federation import make_eval, make_worker
@@ -19,12 +18,18 @@ def make_experiment(
     method: Method | None = None, rounds: int = 5, sizes: tuple[int, ...] = (7, 12, 4), **eval_: int
 ) -> Experiment:
     worker = make_worker(method or FedAvg("fedavg", "size"), sizes=sizes)
-    worker = replace(worker, settings=make_eval(**eval_))
-    return Experiment(worker, Sequential("sequential"), 3, rounds, 2, 1, {})
+    return Experiment(
+        worker=replace(worker, settings=make_eval(**eval_), rounds=rounds),
+        engine=Sequential("sequential"),
+        seed=3,
+        cohort_size=2,
+        checkpoint_every=1,
+        partition_info={},
+    )
 
 
 def rows_of(experiment: Experiment, folder: Path) -> list[dict[str, records.Cell]]:
-    run(experiment, folder, lambda round_, row: None)
+    run(experiment, folder)
     return records.read_table(folder / records.METRICS)
 
 
@@ -86,7 +91,7 @@ class Breaking(FedAvg):
     what: str
 
     def server_update(
-        self, task: Task, state: Tensors, replies: Iterable[tuple[int, Tensors]], rng: torch.Generator
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         new, _ = super().server_update(task, {"params": state["params"]}, replies, rng)
         new["round"] = state.get("round", torch.zeros(())) + 1
@@ -98,7 +103,7 @@ class Breaking(FedAvg):
 
 @pytest.mark.parametrize("what", ["state", "metric"])
 def test_divergence_at_the_server_is_caught_in_its_round(tmp_path: Path, what: str) -> None:
-    summary = run(make_experiment(Breaking("breaking", "size", what)), tmp_path, lambda round_, row: None)
+    summary = run(make_experiment(Breaking("breaking", "size", what)), tmp_path)
     assert summary["status"] == "diverged"
     name = "params" if what == "state" else "kl"
     assert summary["reason"].startswith(f"round 3, server: {name} became NaN or infinite")

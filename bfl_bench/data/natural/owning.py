@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bfl_bench.data.dataset import Dataset, Owners, Split
 from bfl_bench.errors import ConfigError
+from bfl_bench.likelihood import Categorical
 from bfl_bench.rng import numpy_stream
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,6 @@ def assemble(x: Tensor, y: Tensor, owner: NDArray[np.str_], in_test: NDArray[np.
     return Dataset(
         Split(x[train], y[train]),
         Split(x[test], y[test]),
-        num_classes,
+        Categorical(num_classes),
         owners=Owners(tuple(names.tolist()), index[train], index[test]),
     )

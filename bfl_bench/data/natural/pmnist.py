@@ -13,6 +13,7 @@ from bfl_bench.data.augment import check_normalisation, normalise
 from bfl_bench.data.dataset import Dataset, Owners, Split
 from bfl_bench.data.sources import load_arrays
 from bfl_bench.errors import ConfigError
+from bfl_bench.likelihood import Categorical
 from bfl_bench.rng import numpy_stream
 
 
@@ -37,7 +38,7 @@ class PermutedMnist:
         train, train_owner = self._share(arrays.train_x, arrays.train_y, "train")
         test, test_owner = self._share(arrays.test_x, arrays.test_y, "test")
         names = tuple(f"client {number}" for number in range(self.num_owners))
-        return Dataset(train, test, num_classes=10, owners=Owners(names, train_owner, test_owner))
+        return Dataset(train, test, Categorical(10), owners=Owners(names, train_owner, test_owner))
 
     def _share(self, images: np.ndarray, labels: np.ndarray, part: str) -> tuple[Split, Tensor]:
         """One client's images after the other's, and whose they are."""

@@ -6,7 +6,7 @@ from bfl_bench.data.partition.disjoint import Disjoint
 from bfl_bench.data.partition.file import File
 from bfl_bench.data.partition.iid import Iid
 from bfl_bench.data.partition.natural import Natural, deal_test, indices_of
-from bfl_bench.data.partition.partition import Partition, PartitionConfig
+from bfl_bench.data.partition.partition import Partition, PartitionConfig, hold_out
 
 __all__ = [
     "Classes",
@@ -18,5 +18,6 @@ __all__ = [
     "Partition",
     "PartitionConfig",
     "deal_test",
+    "hold_out",
     "indices_of",
 ]

@@ -3,9 +3,9 @@
 import hashlib
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ class Partition:
 
     indices: tuple[Ints, ...]  # sample indices per client, disjoint; an empty array is an empty client
     info: dict[str, int | str]  # how it was made, and the data that it belongs to
+    validation: tuple[Ints, ...] | None = None  # per client, examples that it holds but does not train on
 
     @classmethod
     def of(cls, labels: Ints, clients: Sequence[Ints], **info: int | str) -> "Partition":
@@ -46,26 +47,51 @@ class Partition:
         return np.stack([np.bincount(labels[client], minlength=num_classes) for client in self.indices])
 
     def digest(self) -> str:
-        indices, offsets = self._flat()
-        return hashlib.sha256(offsets.astype("<i8").tobytes() + indices.astype("<i8").tobytes()).hexdigest()
+        parts = (self.indices,) if self.validation is None else (self.indices, self.validation)
+        digest = hashlib.sha256()
+        for indices, offsets in map(_flatten, parts):
+            digest.update(offsets.astype("<i8").tobytes() + indices.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def save(self, path: Path) -> None:
         """Write what the `file` partition reads."""
-        indices, offsets = self._flat()
+        indices, offsets = _flatten(self.indices)
+        arrays: dict[str, Any] = {
+            "schema_version": np.array(SCHEMA_VERSION),
+            "indices": indices,
+            "offsets": offsets,
+            "num_samples": np.array(self.info["num_samples"]),
+            "labels_digest": np.array(self.info["labels_digest"]),
+        }
+        if self.validation is not None:
+            arrays["validation_indices"], arrays["validation_offsets"] = _flatten(self.validation)
         content = io.BytesIO()
-        np.savez_compressed(
-            content,
-            schema_version=np.array(SCHEMA_VERSION),
-            indices=indices,
-            offsets=offsets,
-            num_samples=np.array(self.info["num_samples"]),
-            labels_digest=np.array(self.info["labels_digest"]),
-        )
+        np.savez_compressed(content, **arrays)
         write_bytes(path, content.getvalue())
 
-    def _flat(self) -> tuple[Ints, Ints]:
-        """All indices in a row, and where each client begins and the last one ends."""
-        return np.concatenate(self.indices), np.cumsum((0, *self.sizes), dtype=np.int64)
+
+def hold_out(partition: Partition, share: float, seed: int) -> Partition:
+    """Take a share of each client's examples out of training, for validation.
+
+    A client with at least two examples gives at least one and keeps at least one; a smaller one gives none.
+    """
+    if share == 0:
+        return partition
+    rng = numpy_stream(seed, "partition", "validation")
+    kept: list[Ints] = []
+    held: list[Ints] = []
+    for client in partition.indices:
+        num = min(max(1, round(share * len(client))), len(client) - 1) if len(client) > 1 else 0
+        chosen = np.zeros(len(client), dtype=bool)
+        chosen[rng.permutation(len(client))[:num]] = True
+        kept.append(client[~chosen])
+        held.append(client[chosen])
+    return replace(partition, indices=tuple(kept), validation=tuple(held))
+
+
+def _flatten(clients: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Put all indices in a row, and say where each client begins and the last one ends."""
+    return np.concatenate(clients), np.cumsum((0, *map(len, clients)), dtype=np.int64)
 
 
 class PartitionConfig(Protocol):
