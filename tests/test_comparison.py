@@ -133,7 +133,7 @@ def test_ranks_over_settings(tmp_path: Path) -> None:
     assert rank(rows_of(tmp_path)[:6], "ga") is None
 
 
-def test_ranks_follow_the_direction(tmp_path: Path) -> None:
+def test_ranks_follow_the_direction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for method, value in {"fola": 0.1, "fedavg": 0.2, "fedprox": 0.3}.items():
         for alpha in (0.1, 0.3, 0.5):
             make(tmp_path, method, 0, f"partition.alpha={alpha}", **dict.fromkeys(("ga", "nll", "kl", "gap"), value))
@@ -145,6 +145,11 @@ def test_ranks_follow_the_direction(tmp_path: Path) -> None:
     assert accuracies.mean_ranks == {"fola": 3, "fedavg": 2, "fedprox": 1}
     assert rank(rows, "kl") is None
     assert rank(rows, "gap") is None
+    assert main([str(tmp_path), "--metrics", "nll", "kl", "gap"]) == 0
+    sentences = [line for line in capsys.readouterr().out.splitlines() if "mean ranks" in line]
+    assert [sentence.split(";")[0] for sentence in sentences] == [
+        "negative log-likelihood: mean ranks over 3 settings: fola 1.00, fedavg 2.00, fedprox 3.00"
+    ]
 
 
 def test_bootstrap_interval() -> None:
@@ -174,8 +179,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = list(csv.DictReader((tmp_path / "x/t.csv").read_text().splitlines()))
     assert [(cell["method.name"], cell["metric"]) for cell in cells][:2] == [("fedavg", "ga"), ("fedavg", "nll")]
     assert cells[2]["best"] == "True"
-    assert main([str(tmp_path), "--metrics", "ga", "gap", "--format", "markdown"]) == 0
-    assert "| method.name | global accuracy ↑    | gap | seeds | diverged |" in capsys.readouterr().out
+    assert main([str(tmp_path), "--metrics", "ga", "gap", "ece", "--format", "markdown"]) == 0
+    head = "| method.name | global accuracy ↑    | gap | expected calibration error ↓ | seeds | diverged |"
+    assert head in capsys.readouterr().out.splitlines()
+    assert main([str(tmp_path), "--metrics", "ga", "gap", "ece"]) == 0
+    head = "| method.name | global accuracy ↑  | gap | error ↓     | seeds | diverged |"
+    assert head in capsys.readouterr().out.splitlines()
     assert main([str(tmp_path / "nothing")]) == 1
     assert "no finished run there" in capsys.readouterr().err
 
