@@ -1,6 +1,7 @@
 """Imports point down: a module may import only modules of lower layers, or its own package."""
 
 import ast
+import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "bfl_bench"
@@ -59,9 +60,17 @@ def test_methods_do_not_import_one_another() -> None:
 
 
 def test_records_and_show_know_no_torch() -> None:
-    files = [PACKAGE / name for name in ("records.py", "run/show.py", "errors.py", "checks.py")]
+    names = ("records.py", "run/observers.py", "commands/summary.py", "errors.py", "checks.py")
+    files = [PACKAGE / name for name in names]
     for path in (*files, *(PACKAGE / "report").glob("*.py")):
         assert not [module for module in imported(path) if module.split(".")[0] == "torch"], path
+
+
+def test_the_registry_of_columns_needs_nothing_but_python() -> None:
+    """So that reports may import it; and importing its package loads nothing else."""
+    for name in imported(PACKAGE / "evaluation/columns.py"):
+        assert name.split(".")[0] in sys.stdlib_module_names, name
+    assert (PACKAGE / "evaluation/__init__.py").read_text() == ""
 
 
 def test_only_the_command_line_knows_hydra() -> None:

@@ -1,6 +1,9 @@
 """bfl-report: grouping by what differs, statistics against scipy and by hand, and what is missing or diverged."""
 
 import csv
+import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,23 @@ def test_best_is_marked_only_where_the_test_supports_it(tmp_path: Path) -> None:
     assert not any(row.best_in for row in again)
 
 
+def test_a_lower_loss_is_better_and_what_has_no_direction_is_never_best(tmp_path: Path) -> None:
+    """`gap` is a column of a user's own method, `kl` one that is neither good nor bad."""
+    for seed in range(5):
+        for method, level in (("fola", 0.1), ("fedavg", 0.5), ("fedprox", 0.9)):
+            value = level + 0.01 * seed + 0.001 * seed * level  # differences vary a little over seeds
+            names = ("ga", "nll", "nll@eaa", "distillation_loss", "kl", "gap", "gap@eaa")
+            make(tmp_path, method, seed, **dict.fromkeys(names, value))
+    rows = rows_of(tmp_path)
+    mark_best(rows, ["ga", "nll", "nll@eaa", "distillation_loss", "kl", "gap", "gap@eaa"], "t")
+    assert {row.label["method.name"]: row.best_in for row in rows} == {
+        "fola": {"nll", "nll@eaa", "distillation_loss"},
+        "fedavg": set(),
+        "fedprox": {"ga"},
+    }
+    assert all(row.stats("gap") is not None for row in rows)
+
+
 def test_blocks_are_compared_separately_and_missing_cells_shown(tmp_path: Path) -> None:
     for alpha in (0.1, 1.0):
         for method in ("fola", "fedavg", "fedprox"):
@@ -113,6 +133,25 @@ def test_ranks_over_settings(tmp_path: Path) -> None:
     assert rank(rows_of(tmp_path)[:6], "ga") is None
 
 
+def test_ranks_follow_the_direction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for method, value in {"fola": 0.1, "fedavg": 0.2, "fedprox": 0.3}.items():
+        for alpha in (0.1, 0.3, 0.5):
+            make(tmp_path, method, 0, f"partition.alpha={alpha}", **dict.fromkeys(("ga", "nll", "kl", "gap"), value))
+    rows = rows_of(tmp_path)
+    losses, accuracies = rank(rows, "nll"), rank(rows, "ga")
+    assert losses is not None
+    assert accuracies is not None
+    assert losses.mean_ranks == {"fola": 1, "fedavg": 2, "fedprox": 3}
+    assert accuracies.mean_ranks == {"fola": 3, "fedavg": 2, "fedprox": 1}
+    assert rank(rows, "kl") is None
+    assert rank(rows, "gap") is None
+    assert main([str(tmp_path), "--metrics", "nll", "kl", "gap"]) == 0
+    sentences = [line for line in capsys.readouterr().out.splitlines() if "mean ranks" in line]
+    assert [sentence.split(";")[0] for sentence in sentences] == [
+        "negative log-likelihood: mean ranks over 3 settings: fola 1.00, fedavg 2.00, fedprox 3.00"
+    ]
+
+
 def test_bootstrap_interval() -> None:
     low, high = bootstrap_interval([0.0, 1.0] * 50)
     assert (low, high) == pytest.approx((0.4, 0.6), abs=0.02)
@@ -128,16 +167,35 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records.write_json(folder / records.SUMMARY, {**summary, "status": "diverged"})
     assert main([str(tmp_path), "--metrics", "ga"]) == 0
     text = " ".join(capsys.readouterr().out.split())
+    assert "| method.name | global accuracy ↑ | seeds | diverged |" in text
     assert "| fedavg | 0.6055 +- 0.0078 | 2 | 1 |" in text
     assert "| fola | 0.8100 +- 0.0100 * | 3 | 0 |" in text
     assert "standard deviation over seeds" in text
     assert main([str(tmp_path), "--metrics", "ga", "--format", "latex", "--spread", "se"]) == 0
     text = capsys.readouterr().out
     assert r"\textbf{0.8100 $\pm$ 0.0058}" in text.replace("+-", r"$\pm$")
-    assert r"method.name & ga & seeds & diverged \\" in text
+    assert r"method.name & global accuracy $\uparrow$ & seeds & diverged \\" in text
     assert main([str(tmp_path), "--metrics", "ga", "nll", "--format", "csv", "--to", str(tmp_path / "x/t.csv")]) == 0
     cells = list(csv.DictReader((tmp_path / "x/t.csv").read_text().splitlines()))
     assert [(cell["method.name"], cell["metric"]) for cell in cells][:2] == [("fedavg", "ga"), ("fedavg", "nll")]
     assert cells[2]["best"] == "True"
+    assert main([str(tmp_path), "--metrics", "ga", "gap", "ece", "--format", "markdown"]) == 0
+    head = "| method.name | global accuracy ↑    | gap | expected calibration error ↓ | seeds | diverged |"
+    assert head in capsys.readouterr().out.splitlines()
+    assert main([str(tmp_path), "--metrics", "ga", "gap", "ece"]) == 0
+    head = "| method.name | global accuracy ↑  | gap | error ↓     | seeds | diverged |"
+    assert head in capsys.readouterr().out.splitlines()
     assert main([str(tmp_path / "nothing")]) == 1
     assert "no finished run there" in capsys.readouterr().err
+
+
+def test_help_lists_the_metrics_even_where_a_terminal_knows_no_arrows() -> None:
+    code = "from bfl_bench.commands.report import main; main(['--help'])"
+    for encoding, arrow in (("utf-8", "↓"), ("ascii", "?")):
+        environment = os.environ | {"PYTHONIOENCODING": encoding}
+        result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+        words = " ".join(result.stdout.decode().split())
+        assert f" nll negative log-likelihood {arrow} " in words
+        assert " kl KL from the prior std_norm " in words
+        assert f" seconds_per_round seconds per round {arrow} " in words
+        assert " round round " not in words

@@ -3,6 +3,7 @@
 import json
 import re
 from functools import cache
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,9 @@ import pytest
 
 from bfl_bench import records
 from bfl_bench.commands.report import main
-from bfl_bench.report.html import TEMPLATES, definitions
+from bfl_bench.report.html import TEMPLATES
 from tests.composing import resolve, write_run
 
-ROOT = Path(__file__).parent.parent
 HOSTILE = '</script><b title="x">&'
 
 
@@ -99,8 +99,8 @@ def test_the_page_holds_what_the_runs_hold(tmp_path: Path, capsys: pytest.Captur
     page = make_page(runs)
     assert "| 0.7000 +- 0.1414 |" in capsys.readouterr().out  # the terminal has its report all the same
     table = [row for row in Reader(page).rows if len(row) > 3]
-    assert [[cell.strip() for cell in row[1:]] for row in table] == [
-        ["partition.alpha", "method.name", "ga", "nll", "seeds", "diverged"],
+    assert [[cell.replace("\N{NO-BREAK SPACE}", " ").strip() for cell in row[1:]] for row in table] == [
+        ["partition.alpha", "method.name", "global accuracy ↑", "negative log-likelihood ↓", "seeds", "diverged"],
         ["0.1", "fedavg", "0.7000 ± 0.1414", "1.3000 ± 0.1414", "2", "0"],
         ["0.1", "fola", "0.4000", "1.6000", "1", "1"],
         ["1", "fola", "0.9050 ± 0.0071", "1.0950 ± 0.0071", "2", "0"],
@@ -178,7 +178,19 @@ def test_long_and_large_runs_are_thinned(tmp_path: Path) -> None:
     assert (data["partitions"][0]["clients"], len(data["partitions"][0]["cells"])) == (1000, 100)
 
 
-def test_definitions_are_of_documented_columns() -> None:
-    documented = (ROOT / "docs/metrics.md").read_text()
-    assert set(records.METRICS_COLUMNS) - {"round"} <= set(definitions())
-    assert [name for name in definitions() if f"`{name}`" not in documented] == ["seconds_per_round"]
+def test_the_page_names_and_defines_columns_as_the_registry_does(tmp_path: Path) -> None:
+    rows: list[dict[str, records.Cell]] = [{"round": 1, "ga": 0.5, "nll": 1.0, "nll@eaa": 1.1, "<own>": 3.0}]
+    write_run(tmp_path / "runs", composed("fedavg"), *rows)
+    page = make_page(tmp_path / "runs")
+    data = data_of(page)
+    assert data["columns"] == ["ga", "nll", "nll@eaa", "<own>"]
+    assert data["labels"]["nll@eaa"] == "negative log-likelihood under eaa"
+    assert (data["labels"]["ga"], data["labels"]["<own>"]) == ("global accuracy", "<own>")
+    assert set(data["columns"]) | {"ga", "ece", "bytes_up", "seconds_per_round"} == set(data["labels"])
+    defined = dict(re.findall(r'<dt data-name="(.*?)">.*?</dt><dd>(.*?)</dd>', page))
+    assert set(defined) == {escape(name) for name in data["labels"]}
+    assert defined["ga"] == "share of the test set that the global model classifies correctly"
+    assert '<dt data-name="ga">global accuracy ↑ <code>ga</code></dt>' in page
+    assert '<dt data-name="&lt;own&gt;"><code>&lt;own&gt;</code></dt><dd>a column of the method&#x27;s own</dd>' in page
+    (title,) = re.findall(r'title="(nll: .*?)"', page)
+    assert title == "nll: mean over the test set of -log p(label) under the global model; in nats"

@@ -79,7 +79,7 @@ def drawn(browser: Any, chart: str) -> set[str]:
 def test_a_head_sorts_and_reverses(opened: Any) -> None:
     before = column(opened, 4)
     assert "not" in before  # fedprox at 0.1 was not run
-    (head,) = [head for head in find(opened, "#table th") if head.text.startswith("ga")]
+    (head,) = [head for head in find(opened, "#table th") if head.text.startswith("global accuracy")]
     assert head.get_attribute("aria-sort") == "none"
     button = head.find_element("css selector", "button")
     button.click()
@@ -135,13 +135,20 @@ def test_the_metric_selector_redraws(opened: Any) -> None:
     select.find_element("css selector", "option[value=nll]").click()
     assert len(lines()) == len(before)
     assert lines() != before
-    assert opened.find_element("css selector", "#curves svg").get_attribute("aria-label") == "nll over the rounds"
-    assert "negative log-likelihood" in opened.find_element("id", "defined").text
+    assert (
+        opened.find_element("css selector", "#curves svg").get_attribute("aria-label")
+        == "negative log-likelihood over the rounds"
+    )
+    assert "-log p(label)" in opened.find_element("id", "defined").text
+    assert [option.text for option in select.find_elements("css selector", "option")][:2] == [
+        "global accuracy",
+        "negative log-likelihood",
+    ]
     linear = lines()
     opened.find_element("id", "log").click()
     assert lines() != linear
     titles = [title.get_attribute("textContent") for title in opened.find_elements("css selector", "#curves title")]
-    assert "alpha 0.1 · fola\nround 2: nll 1.17 (1.128 to 1.212), seeds: 2" in titles
+    assert "alpha 0.1 · fola\nround 2: negative log-likelihood 1.17 (1.128 to 1.212), seeds: 2" in titles
 
 
 def test_labels_stay_text_and_lacking_files_are_named(opened: Any) -> None:

@@ -15,8 +15,7 @@ import pytest
 from bfl_bench import records, report
 from bfl_bench.build import plan
 from bfl_bench.papers import ba_bfl, bfl_p, tables
-from bfl_bench.report.comparison import higher_is_better
-from bfl_bench.report.output import latex_of
+from bfl_bench.report.output import latex_of, wrapped
 from tests.composing import resolve
 
 Run = Callable[..., str]
@@ -292,11 +291,23 @@ def test_a_difference_is_marked_beyond_both_spreads_only() -> None:
 
 def test_tables_in_markdown_become_tables_in_latex() -> None:
     text = "# A & B, 10 %\n\nWords.\n\n" + report.markdown(
-        ["a_b", "GA (%)"], [["#C=2", "**1.00 +- 0.10**"], ["x\\y", "-"]]
+        ["a_b ↑", "GA (%) ↓"], [["#C=2", "**1.00 +- 0.10**"], ["x\\y", "-"]]
     )
     assert latex_of(text + "\nMore | words.\n") == (
-        "% A & B, 10 %\n\\begin{tabular}{ll}\n\\toprule\na\\_b & GA (\\%) \\\\\n\\midrule\n"
+        "% A & B, 10 %\n\\begin{tabular}{ll}\n\\toprule\na\\_b $\\uparrow$ & GA (\\%) $\\downarrow$ \\\\\n\\midrule\n"
         "\\#C=2 & \\textbf{1.00 $\\pm$ 0.10} \\\\\nx\\textbackslash{}y & - \\\\\n\\bottomrule\n\\end{tabular}\n"
+    )
+
+
+def test_long_headings_take_several_lines_on_a_terminal() -> None:
+    head = ["method.name", "expected calibration error ↓", "negative log-likelihood ↓", "n"]
+    assert wrapped(head, [["fola", "0.1000 +- 0.02 *", "1.0", "3"], ["fedavg", "-", "2.0", "12"]]) == (
+        "|             | expected         |                  |    |\n"
+        "|             | calibration      | negative         |    |\n"
+        "| method.name | error ↓          | log-likelihood ↓ | n  |\n"
+        "| ----------- | ---------------- | ---------------- | -- |\n"
+        "| fola        | 0.1000 +- 0.02 * | 1.0              | 3  |\n"
+        "| fedavg      | -                | 2.0              | 12 |\n"
     )
 
 
@@ -307,12 +318,6 @@ def test_a_table_says_what_the_scale_changed() -> None:
     assert "rounds 5 (paper: 100); dataset.autoaugment false (paper: true)." in text
     assert "epochs" not in text  # each row of the table has its own
     assert tables.describe_scale("fola_table2", [config | {"rounds": 100, "dataset.autoaugment": True}]) == ""
-
-
-def test_a_column_under_another_rule_is_as_good_or_bad_as_the_column() -> None:
-    assert [higher_is_better(name) for name in ("ga", "ga@eaa", "nll", "nll@eaa", "residual")] == [True] * 2 + [
-        False
-    ] * 3
 
 
 def test_rows_of_a_scale_may_change_the_setting_too() -> None:

@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bfl_bench import records
+from bfl_bench.evaluation import columns
 from bfl_bench.report.comparison import SIGNIFICANT, SPREADS, Row, make_rows, mark_best, rank, text_of
 from bfl_bench.report.html import make_page
-from bfl_bench.report.output import describe_notes, latex, markdown, parse_where
+from bfl_bench.report.output import describe_notes, latex, markdown, parse_where, wrapped
 from bfl_bench.report.runs import find_runs
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
+NAME_WIDTH = 2 + max(len(column.name) for column in columns.METRICS)
 DEFAULT_METRICS = ("ga", "la", "worst10", "ece", "nll")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no arrows shows question marks
     arguments = parse(argv)
     runs, notes = find_runs(arguments.runs, arguments.where, diverged=True)
     if not runs:
@@ -46,13 +50,19 @@ def save(path: Path, text: str) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bfl-report",
-        description="Means over seeds of any set of runs, grouped by what differs between them. A number is bold (or "
-        "marked *) where it is the best of those it is compared with and a paired test over seeds, Holm-corrected, "
-        f"supports it at {SIGNIFICANT}.",
+        description="Means over seeds of any set of runs, grouped by what differs between them. A number is bold (or\n"
+        "marked *) where it is the best of those it is compared with and a paired test over seeds,\n"
+        f"Holm-corrected, supports it at {SIGNIFICANT}.",
+        epilog=list_metrics(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", type=Path, nargs="+", help="folders with runs below")
     parser.add_argument(
-        "--metrics", nargs="+", default=list(DEFAULT_METRICS), help="columns of metrics.csv, last round"
+        "--metrics",
+        nargs="+",
+        default=list(DEFAULT_METRICS),
+        metavar="NAME",
+        help="columns of metrics.csv, last round, or seconds_per_round; see below",
     )
     parser.add_argument("--by", nargs="+", default=[], metavar="KEY", help="config keys to show first")
     parser.add_argument(
@@ -73,6 +83,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def list_metrics() -> str:
+    """The names that --metrics takes."""
+    lines = [f"  {column.name:<{NAME_WIDTH}}{columns.heading(column.name)}" for column in columns.METRICS]
+    under = f"  {'NAME@RULE':<{NAME_WIDTH}}NAME under a rule of eval.also_aggregate or a solver of method.also_solve"
+    return "\n".join(["metrics, with an arrow to the better values:", *lines, under])
+
+
 def report(arguments: argparse.Namespace, rows: Sequence[Row], notes: Sequence[str]) -> str:
     if arguments.format == "csv":
         return as_csv(rows, arguments.metrics)
@@ -90,19 +107,21 @@ def report(arguments: argparse.Namespace, rows: Sequence[Row], notes: Sequence[s
         num = 0 if row.group is None else len(row.group.runs)
         label = ["-" if value is None else str(value) for value in row.label.values()]
         body.append([*label, *marked, str(num - row.num_diverged), str(row.num_diverged)])
-    head = [*keys, *arguments.metrics, "seeds", "diverged"]
+    head = [*keys, *map(columns.heading, arguments.metrics), "seeds", "diverged"]
     caption = describe(arguments, "Marked")
     if arguments.format == "latex":
         return latex(head, body, caption)
     ranks = "".join(f"\n{sentence}\n" for sentence in rank_sentences(arguments, rows))
-    return f"{shown}{caption}\n\n{markdown(head, body)}{ranks}{describe_notes(notes)}"
+    table = wrapped(head, body) if arguments.format == "terminal" else markdown(head, body)
+    return f"{shown}{caption}\n\n{table}{ranks}{describe_notes(notes)}"
 
 
 def describe(arguments: argparse.Namespace, mark: str) -> str:
     """What the numbers are, and which of them are marked."""
     spread = f"mean and {SPREADS[arguments.spread]} over seeds"
     test = {"t": "t-test", "wilcoxon": "Wilcoxon test"}[arguments.test]
-    return f"Last round; {spread}. {mark}: best by a paired {test} over seeds, Holm-corrected, p < {SIGNIFICANT}."
+    best = f"{mark}: best by a paired {test} over seeds, Holm-corrected, p < {SIGNIFICANT}."
+    return f"Last round; {spread}. Arrows point to better values. {best}"
 
 
 def rank_sentences(arguments: argparse.Namespace, rows: Sequence[Row]) -> list[str]:
@@ -112,8 +131,9 @@ def rank_sentences(arguments: argparse.Namespace, rows: Sequence[Row]) -> list[s
             ordered = sorted(ranks.mean_ranks.items(), key=lambda item: item[1])
             listed = ", ".join(f"{name} {value:.2f}" for name, value in ordered)
             sentences.append(
-                f"{metric}: mean ranks over {ranks.num_blocks} settings: {listed}; Friedman p = {ranks.p_value:.3g}, "
-                f"differences above {ranks.critical_difference:.2f} are significant (Nemenyi)."
+                f"{columns.label(metric)}: mean ranks over {ranks.num_blocks} settings: {listed}; "
+                f"Friedman p = {ranks.p_value:.3g}, differences above {ranks.critical_difference:.2f} are significant "
+                "(Nemenyi)."
             )
     return sentences
 

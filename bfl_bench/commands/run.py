@@ -126,7 +126,8 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         open_fork_server()  # now: it takes as long as the imports that follow
 
     from bfl_bench import build, records
-    from bfl_bench.run import show
+    from bfl_bench.commands.summary import print_summary
+    from bfl_bench.report.figures import draw_curves, draw_partition
     from bfl_bench.run.loop import run
     from bfl_bench.run.observers import show_progress
 
@@ -138,8 +139,8 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         summary = records.finished_summary(folder, resolved)
         if summary is not None:
             if not (folder / records.CURVES_FIGURE).exists():  # killed between the last round and the figure
-                show.draw_curves(folder)
-            show.print_summary(summary, folder, brief=sweep, note="finished earlier; force=true runs it again")
+                draw_curves(folder)
+            print_summary(summary, folder, brief=sweep, note="finished earlier; force=true runs it again")
             return _outcome_of_summary(summary, skipped=True)
     experiment, dataset, partition = build.load(plan)
     if plan.settings.dry_run:
@@ -153,9 +154,9 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
         _describe_run(folder, plan, partition, counts)
         summary = run(experiment, folder, [show_progress(bar), *plan.observers])
-        show.draw_partition(counts, folder)
-        show.draw_curves(folder)
-    show.print_summary(summary, folder, brief=sweep)
+        draw_partition(counts, folder)
+        draw_curves(folder)
+    print_summary(summary, folder, brief=sweep)
     return _outcome_of_summary(summary)
 
 

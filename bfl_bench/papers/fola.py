@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from bfl_bench import report
+from bfl_bench.evaluation import columns
 from bfl_bench.papers import tables
 from bfl_bench.papers.fola_laplace import make_figure10, make_figure11, make_figure12
 from bfl_bench.report import Config, Run
@@ -268,7 +269,7 @@ def make_curves(command: str, arguments: Namespace) -> None:
         cell |= {"last GA (%)": last(group), "last LA (%)": last(group, "la")}
         cells.append(cell | {"rounds": group.config["rounds"], "seeds": len(group.runs)})
     for axes, column in zip(panels, spec.columns, strict=True):
-        axes.set(xlabel="round", ylabel={"ga": "global accuracy (%)", "la": "local accuracy (%)"}[column])
+        axes.set(xlabel="round", ylabel=f"{columns.label(column)} (%)")
         axes.grid(alpha=0.3)
     panels[0].legend(fontsize=7)
     text = f"# FOLA, Fig. {command.removeprefix('figure')}: {spec.title}, learning curves\n\n"
@@ -313,11 +314,11 @@ def make_figure6(arguments: Namespace) -> None:
     groups = report.best_over(groups, arguments.best_over or ["local.lr"])
     cells = search_cells(groups)
     figure = Figure(figsize=(10, 3.8), layout="constrained")
-    for axes, column, name in zip(figure.subplots(1, 2), ("ga", "la"), ("global", "local"), strict=True):
+    for axes, column in zip(figure.subplots(1, 2), ("ga", "la"), strict=True):
         for method in sorted({str(cell["method"]) for cell in cells}):
             points = sorted((float(str(c["E"])), float(str(c[column]))) for c in cells if c["method"] == method)
             axes.plot(*zip(*points, strict=True), marker="o", ms=4, label=method)
-        axes.set(xlabel="local epochs E", ylabel=f"{name} accuracy (%), last round")
+        axes.set(xlabel="local epochs E", ylabel=f"{columns.label(column)} (%), last round")
         axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
     text = "# FOLA, Fig. 6: CIFAR10-CNN, GA and LA over E and lambda\n\n"

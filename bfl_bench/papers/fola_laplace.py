@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from bfl_bench import records, report
+from bfl_bench.evaluation import columns
 from bfl_bench.report import Config, Run
 
 if TYPE_CHECKING:
@@ -103,16 +104,16 @@ def make_figure11(arguments: Namespace) -> None:
 
     curves, notes = find_curves(arguments)
     tables = {label: records.read_table(run.folder / records.METRICS) for label, run in curves.items()}
-    panels = {"precision_cosine": "cosine similarity", "ga": "global accuracy (%)", "la": "local accuracy (%)"}
+    panels = ("precision_cosine", "ga", "la")
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
-    for panel, (column, name) in zip(axes, panels.items(), strict=True):
+    for panel, column in zip(axes, panels, strict=True):
         factor = 1 if column == "precision_cosine" else 100
         for label, rows in tables.items():
             points = [(row["round"], factor * value) for row in rows if (value := row.get(column)) is not None]
             if points:
                 panel.plot(*zip(*points, strict=True), label=label, marker="o", ms=3, lw=1.2, **style_of(label))
-        panel.set(xlabel="round", ylabel=name)
+        panel.set(xlabel="round", ylabel=columns.label(column) + (" (%)" if factor == 100 else ""))
         panel.grid(alpha=0.3)
     axes[1].legend(fontsize=7)
     cells = [

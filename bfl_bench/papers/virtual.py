@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bfl_bench import records, report
+from bfl_bench.evaluation import columns
 from bfl_bench.papers import tables
 from bfl_bench.report import Config, Group, Run, Stats
 
@@ -203,9 +204,9 @@ def make_curves(figure_name: str, arguments: Namespace) -> None:
     from matplotlib.figure import Figure
 
     panels = {
-        "figure3": {"s_loss": "S loss", "mt_loss": "MT loss"},
-        "figure5": {"train_loss": "training loss", "s_acc": "S accuracy", "mt_acc": "MT accuracy"},
-        "figure6": {"s_acc": "S accuracy", "mt_acc": "MT accuracy"},
+        "figure3": ("s_loss", "mt_loss"),
+        "figure5": ("train_loss", "s_acc", "mt_acc"),
+        "figure6": ("s_acc", "mt_acc"),
     }[figure_name]
     long = figure_name == "figure6"
     line = LINES["table4" if long else "table2"]
@@ -226,8 +227,8 @@ def make_curves(figure_name: str, arguments: Namespace) -> None:
                 values = run.column(name)
                 grid[i, j].plot(*zip(*run.curve(name), strict=True), color=color, lw=1, label=method)
                 cells.append({"dataset": dataset, "method": method, "quantity": name, "last": values[-1]})
-        for i, (name, label) in enumerate(panels.items()):
-            scale = "log" if name.endswith("loss") else "linear"
+        for i, name in enumerate(panels):
+            scale, label = "log" if name.endswith("loss") else "linear", columns.label(name)
             grid[i, j].set(yscale=scale, ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
             grid[i, j].grid(alpha=0.3)
     grid[0, 0].legend(fontsize=8)
@@ -249,7 +250,8 @@ def make_figure2(arguments: Namespace) -> None:
     notes += [f"{num} runs of beta {beta:g}: the first is drawn" for beta, num in betas.items() if num > 1]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     cells: list[dict[str, object]] = []
-    for axes, name, label in zip(figure.subplots(1, 2), ("s_loss", "mt_loss"), ("S loss", "MT loss"), strict=True):
+    for axes, name in zip(figure.subplots(1, 2), ("s_loss", "mt_loss"), strict=True):
+        label = columns.label(name)
         for number, beta in enumerate(sorted(betas)):
             run = next(run for run in runs if run.config["method.beta"] == beta)
             values, color = run.column(name), colormaps["viridis"](number / max(1, len(betas) - 1))

@@ -16,19 +16,13 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from bfl_bench.evaluation import columns
 from bfl_bench.report.runs import Config, Group, Run, Stats, group_over_seeds, summarise, without
 
 Spread = Literal["std", "se", "bootstrap"]
 SPREADS = {"std": "standard deviation", "se": "standard error", "bootstrap": "95 % bootstrap interval of the mean"}
-LOWER_IS_BETTER = {"nll", "ece", "brier", "train_loss", "s_loss", "mt_loss", "ae", "lf", "kl", "residual", "repaired"}
-LOWER_IS_BETTER |= {"improper", "server_improper", "bytes_up", "bytes_down", "seconds_per_round"}
 SIGNIFICANT = 0.05
 _FIRST = ("dataset.name", "partition.name", "partition.alpha", "num_clients", "model.name", "method.name")
-
-
-def higher_is_better(metric: str) -> bool:
-    """Of a column of metrics.csv; `nll@eaa` is the NLL under another rule."""
-    return metric.split("@")[0] not in LOWER_IS_BETTER
 
 
 def distinguishing_keys(configs: Sequence[Config], first: Iterable[str] = ()) -> list[str]:
@@ -137,9 +131,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mark_best(rows: Sequence[Row], metrics: Iterable[str], test: Literal["t", "wilcoxon"]) -> None:
-    """In each block: the row with the best mean, where it beats every other by a corrected paired test."""
+    """In each block: the row with the best mean, where it beats every other by a corrected paired test.
+
+    A metric that has no better direction has no best row.
+    """
     for metric in metrics:
-        sign = 1 if higher_is_better(metric) else -1
+        if (direction := columns.direction(metric)) is None:
+            continue
+        sign = 1 if direction == "up" else -1
         for block in {row.block for row in rows}:
             there = [(row, found) for row in rows if row.block == block and (found := row.stats(metric))]
             if len(there) < 2:
@@ -183,10 +182,15 @@ class Ranks:
 
 
 def rank(rows: Sequence[Row], metric: str, compared: Sequence[str] = ("method", "aggregator")) -> Ranks | None:
-    """Of what is compared, over the blocks in which all of it was run; None below three of each."""
+    """Of what is compared, over the blocks in which all of it was run; None below three of each.
+
+    Rank 1 is the best; a metric that has no better direction has no ranks.
+    """
+    if (direction := columns.direction(metric)) is None:
+        return None
     names = {id(row): name_of(row, compared) for row in rows}
     everything = sorted(set(names.values()))
-    sign = -1 if higher_is_better(metric) else 1
+    sign = -1 if direction == "up" else 1
     table: list[list[float]] = []
     for block in sorted({row.block for row in rows}):
         means = {names[id(r)]: found.mean for r in rows if r.block == block and (found := r.stats(metric))}

@@ -10,20 +10,20 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from bfl_bench import records
+from bfl_bench.evaluation import columns
 from bfl_bench.report.comparison import Row, Spread, bootstrap_interval, name_of, text_of
 from bfl_bench.report.runs import Run, summarise
 
 TEMPLATES = Path(__file__).parent / "page"
 MAX_ROUNDS, MAX_DOTS, MAX_CLIENTS = 300, 200, 100  # what a chart shows of very long or very large runs
+FINAL = ("ga", "bytes_up", "ece")  # that charts other than the curves show
 NUM_COLOURS, NUM_DASHES = 8, 7  # as in page.css and page.js
 MAX_BLOCKS = 4  # that a reader can tell apart by dashes alone
 
@@ -35,13 +35,14 @@ def make_page(
     described = [_describe(row, spread) for row in rows]
     for item, style in zip(described, _styles(rows, compared), strict=True):
         item |= style
-    columns = list(dict.fromkeys(name for item in described for name in item["curves"]["values"]))
+    curves = list(dict.fromkeys(name for item in described for name in item["curves"]["values"]))
     splits = _partitions(rows)
-    defined = list(dict.fromkeys([*metrics, *columns, "seconds_per_round"]))
+    defined = list(dict.fromkeys([*metrics, *curves, *FINAL, "seconds_per_round"]))
     data = {
         "rows": described,
-        "columns": columns,
-        "metric": next((name for name in metrics if name in columns), columns[0] if columns else ""),
+        "columns": curves,
+        "labels": {name: columns.label(name) for name in defined},
+        "metric": next((name for name in metrics if name in curves), curves[0] if curves else ""),
         "partitions": splits,
     }
     groups = [row.group for row in rows if row.group is not None]
@@ -57,7 +58,7 @@ def make_page(
         "table": _table(rows, metrics, spread),
         "caption": escape(caption),
         "notes": "".join(f"<li>{escape(note)}</li>" for note in notes),
-        "definitions": "".join(f"<dt>{escape(name)}</dt><dd>{escape(define(name))}</dd>" for name in defined),
+        "definitions": "".join(map(_define, defined)),
         "shared": "".join(f"<dt>{escape(key)}</dt><dd>{escape(_text(value))}</dd>" for key, value in shared.items()),
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "css": (TEMPLATES / "page.css").read_text(),
@@ -66,16 +67,11 @@ def make_page(
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], (TEMPLATES / "page.html").read_text())
 
 
-@cache
-def definitions() -> dict[str, str]:
-    found: dict[str, str] = yaml.safe_load((TEMPLATES / "definitions.yaml").read_text())
-    return found
-
-
-def define(column: str) -> str:
-    base, _, rule = column.partition("@")
-    known = definitions().get(base, "a column of the method's own")
-    return f"{known}; if the same replies were combined by {rule}" if rule else known
+def _define(name: str) -> str:
+    known = columns.find(name) is not None
+    label = f"{escape(columns.heading(name))} " if known else ""
+    term = f'<dt data-name="{escape(name)}">{label}<code>{escape(name)}</code></dt>'
+    return f"{term}<dd>{escape(columns.describe(name))}</dd>"
 
 
 def _text(value: object) -> str:
@@ -86,7 +82,8 @@ def _table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> str:
     keys = list(rows[0].label)
 
     def head(name: str, kind: str, title: str = "") -> str:
-        button = f'<button type="button" title="{escape(title)}">{escape(name).replace(".", ".<wbr>")}</button>'
+        text = escape(name).replace(".", ".<wbr>").replace(" ↑", "&nbsp;↑").replace(" ↓", "&nbsp;↓")
+        button = f'<button type="button" title="{escape(title)}">{text}</button>'
         return f'<th scope="col" class="{kind}" aria-sort="none">{button}</th>'
 
     def cell(row: Row, metric: str) -> str:
@@ -100,7 +97,7 @@ def _table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> str:
     lines = [
         '<th scope="col"><span class="unseen">colour</span></th>',
         *(head(key, "label") for key in keys),
-        *(head(metric, "number", define(metric)) for metric in metrics),
+        *(head(columns.heading(m), "number", f"{m}: {columns.describe(m)}") for m in metrics),
         head("seeds", "number", "runs that did not diverge"),
         head("diverged", "number", "runs in which a loss or a parameter became NaN or infinite"),
     ]
@@ -133,7 +130,7 @@ def _describe(row: Row, spread: Spread) -> dict[str, Any]:
         "reliability": _reliability(runs),
         "clients": _clients(runs),
         "seconds": _interval(timed, spread),
-        "final": {name: _interval(row.values(name).values(), spread, 10) for name in ("ga", "bytes_up", "ece")},
+        "final": {name: _interval(row.values(name).values(), spread, 10) for name in FINAL},
     }
 
 

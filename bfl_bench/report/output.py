@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,22 @@ def need(found: object, what: str, line: str) -> None:
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rows = list(rows)
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [head, ["-" * width for width in widths], *rows]
+    return _lay_out([head], rows, widths)
+
+
+def wrapped(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The same for a terminal: a heading that is wider than all that stands below it takes several lines."""
+    rows = list(rows)
+    names = [name.replace(" ↑", "\N{NO-BREAK SPACE}↑").replace(" ↓", "\N{NO-BREAK SPACE}↓") for name in head]
+    widths = [max(map(len, [*name.split(" "), *(row[i] for row in rows)])) for i, name in enumerate(names)]
+    parts = [textwrap.wrap(name, width, break_on_hyphens=False) for name, width in zip(names, widths, strict=True)]
+    height = max(map(len, parts))
+    heads = list(zip(*([""] * (height - len(part)) + part for part in parts), strict=True))
+    return _lay_out(heads, rows, widths).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def _lay_out(heads: Sequence[Sequence[str]], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
+    lines = [*heads, ["-" * width for width in widths], *rows]
     return "".join(f"| {' | '.join(c.ljust(w) for c, w in zip(line, widths, strict=True))} |\n" for line in lines)
 
 
@@ -101,6 +117,7 @@ def _escape(cell: str) -> str:
 
 
 LATEX = {ord(character): "\\" + character for character in "_%#&{}$"}
+LATEX |= {ord("↑"): r"$\uparrow$", ord("↓"): r"$\downarrow$"}
 LATEX |= {ord("\\"): r"\textbackslash{}", ord("<"): "$<$", ord(">"): "$>$", ord("^"): r"\^{}", ord("~"): r"\~{}"}
 
 

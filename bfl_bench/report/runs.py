@@ -134,8 +134,8 @@ def group_over_seeds(runs: Iterable[Run]) -> list[Group]:
     return [Group(without(members[0].config, ["seed"]), tuple(members)) for members in groups.values()]
 
 
-def best_over(groups: Iterable[Group], keys: Sequence[str], metric: str = "ga") -> list[Group]:
-    """Of the groups that differ in these keys alone, the one with the largest mean of a metric in the last round."""
+def best_over(groups: Iterable[Group], keys: Sequence[str]) -> list[Group]:
+    """Of the groups that differ in these keys alone, the one with the largest mean of `ga` in the last round."""
     if not keys:
         return list(groups)
     rivals: dict[str, list[Group]] = {}
@@ -143,14 +143,16 @@ def best_over(groups: Iterable[Group], keys: Sequence[str], metric: str = "ga") 
         rivals.setdefault(json.dumps(without(group.config, keys), sort_keys=True), []).append(group)
 
     def mean(group: Group) -> float:
-        found = group.stats(metric)
+        found = group.stats("ga")
         return -math.inf if found is None else found.mean
 
     return [max(members, key=mean) for members in rivals.values()]
 
 
-def describe_choice(keys: Sequence[str], metric: str = "ga") -> str:
-    return f"Best over {', '.join(keys)}: the largest mean of {metric} over seeds, on the test set.\n" if keys else ""
+def describe_choice(keys: Sequence[str]) -> str:
+    return (
+        f"Best over {', '.join(keys)}: the largest mean global accuracy over seeds, on the test set.\n" if keys else ""
+    )
 
 
 def is_beyond(difference: float | None, ours: float | None, theirs: float | None = None) -> bool:

@@ -29,6 +29,7 @@
   const dashOf = (row) => ({ "stroke-width": 2, "stroke-dasharray": DASHES[row.dash] });
   const strokeOf = (row) => ({ stroke: colourOf(row), fill: "none", ...dashOf(row) });
   const shapeOf = (row) => ({ d: SHAPES[row.dash % SHAPES.length], fill: colourOf(row) });
+  const labelOf = (name) => data.labels[name];
   const title = (element, text) => add(element, "title", {}, text);
 
   function addSwatch(parent, row) {
@@ -163,11 +164,12 @@
     const all = lines.flatMap((line) => line.points);
     const [first, last] = extent(all.map((point) => point.round));
     const height = width < 600 ? 300 : 420;
-    const svg = addSvg(content, width, height, `${state.metric} over the rounds`);
+    const svg = addSvg(content, width, height, `${labelOf(state.metric)} over the rounds`);
     const box = { left: 52, right: width - 12, top: 26, bottom: height - 40 };
     const xDomain = first === last ? [first - 1, last + 1] : [first, last];
     const yDomain = padded(all.flatMap((point) => point.value), state.log);
-    const [x, y] = addAxes(svg, box, xDomain, yDomain, { x: "round", y: state.metric, whole: true }, { y: state.log });
+    const names = { x: "round", y: labelOf(state.metric), whole: true };
+    const [x, y] = addAxes(svg, box, xDomain, yDomain, names, { y: state.log });
     const place = ({ round, value }, k) => `${x(round).toFixed(1)},${y(value[k] ?? value[0]).toFixed(1)}`;
     const path = (points, k) => points.map((point) => place(point, k));
     const banded = lines.filter(({ points }) => points.some((point) => point.value.length > 1));
@@ -185,7 +187,7 @@
       for (const { round, value } of points.length <= 60 ? points : points.slice(-1)) {
         const r = points.length <= 30 ? 3 : 2;
         const dot = add(group, "circle", { cx: x(round), cy: y(value[0]), r, fill: colourOf(row) });
-        title(dot, `${row.name}\nround ${round}: ${state.metric} ${describe(value)}, seeds: ${row.seeds}`);
+        title(dot, `${row.name}\nround ${round}: ${labelOf(state.metric)} ${describe(value)}, seeds: ${row.seeds}`);
       }
     }
   }
@@ -193,7 +195,7 @@
   function drawReliability(content, width) {
     const rows = shown(), there = rows.filter((row) => row.reliability.length);
     addPanels(content, width, width < 600 ? 150 : 200, "reliability", there, (figure, own, row) => {
-      const ece = row.final.ece ? `ece ${row.final.ece[0].toFixed(4)}` : "";
+      const ece = row.final.ece ? `${labelOf("ece")} ${row.final.ece[0].toFixed(4)}` : "";
       const caption = add(figure, "figcaption", {}, row.name);
       add(caption, "small", {}, ece);
       const side = Math.min(own, 280), top = 36, svg = addSvg(figure, side, side + top, `reliability of ${row.name}`);
@@ -255,11 +257,11 @@
 
   function drawCost(content, width) {
     const kinds = [
-      { name: "seconds per round", of: (row) => row.seconds },
-      { name: "bytes sent to the server", of: (row) => row.final.bytes_up },
+      { name: labelOf("seconds_per_round"), of: (row) => row.seconds },
+      { name: labelOf("bytes_up"), of: (row) => row.final.bytes_up },
     ];
     addPanels(content, width, 360, "cost", kinds, (figure, own, kind) => {
-      add(figure, "figcaption", {}, `ga against ${kind.name}`);
+      add(figure, "figcaption", {}, `${labelOf("ga")} against ${kind.name}`);
       const there = shown().filter((row) => kind.of(row) && row.final.ga);
       const lacking = shown().filter((row) => row.seeds && !there.includes(row));
       if (!there.length) remark(figure, "No row to show.");
@@ -269,18 +271,18 @@
   }
 
   function addScatter(figure, own, kind, there) {
-    const height = 340, svg = addSvg(figure, own, height, `ga against ${kind.name}`);
+    const height = 340, svg = addSvg(figure, own, height, `${labelOf("ga")} against ${kind.name}`);
     const costs = there.map((row) => kind.of(row)[0]), low = Math.min(...costs);
     const log = low > 0 && Math.max(...costs) / low > 20;
     const spread = there.flatMap(kind.of).filter((value) => !log || value > 0);
     const box = { left: 44, right: own - 14, top: 28, bottom: height - 40 };
-    const names = { x: kind.name + (log ? ", logarithmic" : ""), y: "ga" };
+    const names = { x: kind.name + (log ? ", logarithmic" : ""), y: labelOf("ga") };
     const yDomain = padded(there.flatMap((row) => row.final.ga));
     const [x, y] = addAxes(svg, box, padded(spread, log), yDomain, names, { x: log });
     const points = there.map((row) => ({ row, cost: kind.of(row), cx: x(kind.of(row)[0]), cy: y(row.final.ga[0]) }));
     for (const { row, cost, cx, cy } of points) {
       const group = add(svg, "g", { class: "point", "data-row": row.index }), ga = row.final.ga;
-      title(group, `${row.name}\nga ${describe(ga)}\n${kind.name} ${describe(cost)}`);
+      title(group, `${row.name}\n${labelOf("ga")} ${describe(ga)}\n${kind.name} ${describe(cost)}`);
       const line = { stroke: colourOf(row), "stroke-opacity": 0.5, "stroke-width": 1.5 };
       const [left, right] = cost.length > 1 && (!log || cost[1] > 0) ? cost.slice(1) : [cost[0], cost[0]];
       add(group, "line", { ...line, x1: x(left), x2: x(right), y1: cy, y2: cy });
@@ -406,7 +408,7 @@
   function chooseMetric() {
     state.metric = byId("metric").value;
     state.log = byId("log").checked;
-    const terms = [...document.querySelectorAll("dt")].filter((term) => term.textContent === state.metric);
+    const terms = [...document.querySelectorAll("dt")].filter((term) => term.dataset.name === state.metric);
     byId("defined").textContent = terms.length ? terms[0].nextElementSibling.textContent : "";
     redraw("curves", drawCurves);
   }
@@ -425,7 +427,7 @@
     box.addEventListener("change", () => { state.hidden[box.checked ? "delete" : "add"](row.index); choose(); });
     watch(item, row.index);
   }
-  for (const name of data.columns) add(byId("metric"), "option", { value: name }, name);
+  for (const name of data.columns) add(byId("metric"), "option", { value: name }, labelOf(name));
   byId("metric").value = state.metric;
   byId("metric").addEventListener("change", chooseMetric);
   byId("log").addEventListener("change", chooseMetric);

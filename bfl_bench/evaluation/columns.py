@@ -1,0 +1,531 @@
+"""The registry of columns: how every number of a run is called, what it is, and which way is better.
+
+Reports, figures, the page, docs/metrics.md and `bfl-report --help` read it, so it imports nothing but the standard
+library. A name that is not here, such as that of a metric of a user's own method, is shown as it is and never called
+best. After a change, `python -m bfl_bench.evaluation.columns docs/metrics.md` writes the tables of the document anew.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+Direction = Literal["up", "down"]
+ARROWS = {"up": "↑", "down": "↓"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table, or a number that reports compute."""
+
+    name: str  # in files
+    label: str  # for people
+    definition: str  # one sentence without its full stop, and without the unit
+    direction: Direction | None  # None: no value is better than another
+    unit: str = ""
+    of: str = ""  # the methods, or the runs, that have it; empty: all of them
+
+
+_ROUND = Column(name="round", label="round", definition="number of the round, from 1", direction=None)
+_CLIENT = Column(name="client", label="client", definition="number of the client, from 0", direction=None)
+_OWN_TEST = "runs whose clients have test examples of their own"
+_GIVEN = "methods with point models, with given.posterior"
+
+_VALIDATION = "runs with partition.validation above 0"
+_VALIDATED = {
+    "ga": "global accuracy",
+    "ece": "expected calibration error",
+    "nll": "negative log-likelihood",
+    "brier": "Brier score",
+}
+
+TABLES: Mapping[str, Sequence[Column]] = {
+    "metrics.csv": (
+        _ROUND,
+        Column(
+            name="ga",
+            label="global accuracy",
+            definition="share of the test set that the global model classifies correctly",
+            direction="up",
+            unit="share",
+        ),
+        Column(
+            name="la",
+            label="local accuracy",
+            definition="share of the test set that a local model of the round's cohort classifies correctly, averaged "
+            "with weights proportional to the clients' training set sizes",
+            direction="up",
+            unit="share",
+        ),
+        Column(
+            name="ece",
+            label="expected calibration error",
+            definition="absolute difference of the global model's accuracy and mean confidence among test examples of "
+            "similar confidence (eval.ece_bins bins of equal width), averaged over the test set",
+            direction="down",
+            unit="share",
+        ),
+        Column(
+            name="nll",
+            label="negative log-likelihood",
+            definition="mean over the test set of -log p(label) under the global model",
+            direction="down",
+            unit="nats",
+        ),
+        Column(
+            name="brier",
+            label="Brier score",
+            definition="mean over the test set of the squared distance between the global model's probabilities and "
+            "the one-hot label, from 0 to 2",
+            direction="down",
+        ),
+        Column(
+            name="worst10",
+            label="worst 10 % of clients",
+            definition="mean accuracy on the test set of the worst tenth, rounded up, of the cohort's local models",
+            direction="up",
+            unit="share",
+        ),
+        Column(
+            name="train_loss",
+            label="training loss",
+            definition="cross-entropy of the minibatches of the last local epoch, each before its step and without "
+            "penalties or priors, averaged over the cohort with weights proportional to size",
+            direction="down",
+            unit="nats",
+        ),
+        Column(
+            name="train_acc",
+            label="training accuracy",
+            definition="accuracy on the minibatches of the training loss, at the same moments, averaged like it",
+            direction="up",
+            unit="share",
+        ),
+        Column(
+            name="bytes_up",
+            label="bytes sent to the server",
+            definition="size of all messages from clients to the server since the start of the run, as they are sent",
+            direction="down",
+            unit="bytes",
+        ),
+        Column(
+            name="bytes_down",
+            label="bytes sent to clients",
+            definition="size of all that the server has sent to the clients of its cohorts since the start of the run",
+            direction="down",
+            unit="bytes",
+        ),
+    ),
+    "metrics.csv, own test examples": (
+        Column(
+            name="s_acc",
+            label="S accuracy",
+            definition="accuracy of the global model on all clients' test examples, the same number as ga",
+            direction="up",
+            unit="share",
+            of=_OWN_TEST,
+        ),
+        Column(
+            name="s_loss",
+            label="S loss",
+            definition="negative log-likelihood of the global model on all clients' test examples, the same number as "
+            "nll",
+            direction="down",
+            unit="nats",
+            of=_OWN_TEST,
+        ),
+        Column(
+            name="mt_acc",
+            label="MT accuracy",
+            definition="accuracy of each client's own model on its own test examples, averaged with weights "
+            "proportional to the number of these",
+            direction="up",
+            unit="share",
+            of=_OWN_TEST,
+        ),
+        Column(
+            name="mt_loss",
+            label="MT loss",
+            definition="negative log-likelihood of each client's own model on its own test examples, averaged like the "
+            "MT accuracy",
+            direction="down",
+            unit="nats",
+            of=_OWN_TEST,
+        ),
+        Column(
+            name="worst10_own",
+            label="worst 10 % on own examples",
+            definition="mean of the worst tenth, rounded up, of the accuracies of clients' own models on their own "
+            "test examples",
+            direction="up",
+            unit="share",
+            of=_OWN_TEST,
+        ),
+    ),
+    "metrics.csv, validation": tuple(
+        Column(
+            name=f"validation_{name}",
+            label=f"{label} (validation)",
+            definition=f"what {name} is, on the validation examples of all clients together",
+            direction="up" if name == "ga" else "down",
+            unit="nats" if name == "nll" else "" if name == "brier" else "share",
+            of=_VALIDATION,
+        )
+        for name, label in _VALIDATED.items()
+    ),
+    "metrics.csv, methods": (
+        Column(
+            name="kl",
+            label="KL from the prior",
+            definition="KL divergence of a client's posterior after training from its prior",
+            direction=None,
+            unit="nats",
+            of="fvb, virtual",
+        ),
+        Column(
+            name="std_norm",
+            label="norm of standard deviations",
+            definition="Euclidean norm of the standard deviations exp(log_variance / 2), not clamped, of the global "
+            "model's Gaussian weights",
+            direction=None,
+            of="fvb",
+        ),
+        Column(
+            name="clamped",
+            label="clamped log variances",
+            definition="share of the global model's log variances that a clamp to model.log_variance_range changes",
+            direction=None,
+            unit="share",
+            of="fvb",
+        ),
+        Column(
+            name="alarm",
+            label="variance alarm",
+            definition="-1 where the geometric mean of the global model's variances has collapsed below the first of "
+            "method.alarm_variances, 1 where it has exploded above the second, else 0",
+            direction=None,
+            of="fvb",
+        ),
+        Column(
+            name="prior_loss",
+            label="prior loss",
+            definition="lambda times the prior loss at the end of a client's training",
+            direction=None,  # a client that does not move has none
+            unit="nats",
+            of="fola",
+        ),
+        Column(
+            name="repaired",
+            label="repaired eigenvalues",
+            definition="negative eigenvalues of a client's Hessian that were set to zero, with method.structure full "
+            "or eigenvalue",
+            direction="down",
+            of="fola",
+        ),
+        Column(
+            name="precision_zero",
+            label="zero precisions",
+            definition="share of the server's precisions that are zero",
+            direction=None,
+            unit="share",
+            of="fola",
+        ),
+        Column(
+            name="precision_cosine",
+            label="cosine similarity of precisions",
+            definition="cosine similarity of two clients' precisions, each as one long vector less its smallest entry, "
+            "averaged over all pairs of the cohort",
+            direction=None,
+            of="fola",
+        ),
+        Column(
+            name="improper",
+            label="improper cavity coordinates",
+            definition="coordinates of a client's cavity whose precision fell below method.min_precision and was "
+            "repaired",
+            direction="down",
+            of="virtual",
+        ),
+        Column(
+            name="server_improper",
+            label="improper server coordinates",
+            definition="coordinates of the server's posterior whose precision fell below method.min_precision and was "
+            "repaired",
+            direction="down",
+            of="virtual",
+        ),
+        Column(
+            name="distillation_loss",
+            label="distillation loss",
+            definition="mean cross-entropy to the ensemble in the last epoch of distillation",
+            direction="down",
+            unit="nats",
+            of="fedbe, dense",
+        ),
+        Column(
+            name="generator_loss",
+            label="generator loss",
+            definition="loss of the generator for the last batch of images that it invented: cross-entropy to their "
+            "labels, boundary and statistics",
+            direction=None,  # the boundary makes it small where the student disagrees with the ensemble
+            of="dense",
+        ),
+        Column(
+            name="residual",
+            label="relative residual",
+            definition="norm of the left minus the right side of eq. 13 of FedLPA, relative to the right side, the "
+            "largest over the layers",
+            direction="down",
+            of="fedlpa",
+        ),
+        Column(
+            name="solver_steps",
+            label="solver steps",
+            definition="steps of the solver, summed over the layers",
+            direction=None,
+            of="fedlpa",
+        ),
+        Column(
+            name="ae",
+            label="aggregation error",
+            definition="D of the global model, where D(theta) = (theta - mean)^T precision (theta - mean) / 2 under "
+            "the last posterior of the given run",
+            direction="down",
+            of=_GIVEN,
+        ),
+        Column(
+            name="lf",
+            label="local forgetting",
+            definition="D, as in the aggregation error, of the clients' local models, averaged with weights "
+            "proportional to size",
+            direction="down",
+            of=_GIVEN,
+        ),
+    ),
+    "clients.csv": (
+        _ROUND,
+        _CLIENT,
+        Column(name="size", label="training examples", definition="training examples of the client", direction=None),
+        Column(
+            name="accuracy",
+            label="accuracy",
+            definition="share of the test set that the client's local model classifies correctly",
+            direction="up",
+            unit="share",
+        ),
+        Column(
+            name="nll",
+            label="negative log-likelihood",
+            definition="mean over the test set of -log p(label) under the client's local model",
+            direction="down",
+            unit="nats",
+        ),
+        Column(
+            name="ece",
+            label="expected calibration error",
+            definition="that of the client's local model, as metrics.csv has that of the global model",
+            direction="down",
+            unit="share",
+        ),
+    ),
+    "reliability.csv": (
+        _ROUND,
+        Column(name="bin", label="bin", definition="number of the bin, from 1 to eval.ece_bins", direction=None),
+        Column(
+            name="count",
+            label="predictions",
+            definition="predictions whose confidence lies in the bin",
+            direction=None,
+        ),
+        Column(
+            name="confidence",
+            label="confidence",
+            definition="mean confidence of these predictions, 0 where there are none",
+            direction=None,
+            unit="share",
+        ),
+        Column(
+            name="accuracy",
+            label="accuracy",
+            definition="share of these predictions that are correct, 0 where there are none",
+            direction=None,  # calibrated is what agrees with the confidence
+            unit="share",
+        ),
+    ),
+    "weights.csv": (
+        _ROUND,
+        Column(
+            name="weight",
+            label="weight of the first client",
+            definition="weight of the first of two clients, from 0 to 1, the other having the rest",
+            direction=None,
+            unit="share",
+        ),
+        Column(
+            name="ga",
+            label="global accuracy",
+            definition="that of the global model that the round's replies would give with this weight",
+            direction="up",
+            unit="share",
+        ),
+        Column(
+            name="nll",
+            label="negative log-likelihood",
+            definition="that of the same model",
+            direction="down",
+            unit="nats",
+        ),
+        Column(
+            name="ece",
+            label="expected calibration error",
+            definition="that of the same model",
+            direction="down",
+            unit="share",
+        ),
+    ),
+    "timing.csv": (
+        _ROUND,
+        Column(
+            name="client_seconds",
+            label="client seconds",
+            definition="time of the training of all clients of the cohort, added up",
+            direction="down",
+            unit="seconds",
+        ),
+        Column(
+            name="server_seconds",
+            label="server seconds",
+            definition="time of the aggregation, without waiting for clients",
+            direction="down",
+            unit="seconds",
+        ),
+        Column(
+            name="evaluation_seconds",
+            label="evaluation seconds",
+            definition="time of the evaluation of global and local models",
+            direction="down",
+            unit="seconds",
+        ),
+        Column(
+            name="wall_seconds",
+            label="wall-clock seconds",
+            definition="time by the clock from the first client's training, and evaluation where it was due, to the "
+            "end of aggregation",
+            direction="down",
+            unit="seconds",
+        ),
+        Column(
+            name="peak_memory_mb",
+            label="peak memory",
+            definition="peak so far of what the run allocated on the GPU, or of the process's resident memory where "
+            "there is none",
+            direction="down",
+            unit="megabytes",
+        ),
+    ),
+    "partition.csv": (
+        _CLIENT,
+        Column(
+            name="class",
+            label="class",
+            definition="number of the class, of sequences the first label",
+            direction=None,
+        ),
+        Column(
+            name="count",
+            label="training examples",
+            definition="training examples of the class that the client holds",
+            direction=None,
+        ),
+    ),
+    "reports": (
+        Column(
+            name="seconds_per_round",
+            label="seconds per round",
+            definition="training of all clients, added up, and aggregation, mean over the rounds of timing.csv",
+            direction="down",
+            unit="seconds",
+        ),
+    ),
+}
+"""By file; of metrics.csv in three parts. The columns stand in the order of the files."""
+
+METRICS = tuple(
+    column
+    for table, group in TABLES.items()
+    if table.startswith("metrics.csv") or table == "reports"
+    for column in group
+    if column.name != "round"
+)
+"""What reports compare."""
+
+_BY_NAME = {column.name: column for group in list(TABLES.values())[::-1] for column in group}
+
+
+def find(name: str) -> Column | None:
+    """Look up a column; None for a name that is not registered.
+
+    `nll@eaa` is the column before the @ under another rule or solver. Where several files have a column of the name, it
+    is that of the first in `TABLES`, so that metrics.csv goes before all others.
+    """
+    base, _, rule = name.partition("@")
+    column = _BY_NAME.get(base)
+    if column is None or not rule:
+        return column
+    definition = f"{column.definition}, if the same replies were combined by {rule}"
+    return replace(column, name=name, label=f"{column.label} under {rule}", definition=definition)
+
+
+def label(name: str) -> str:
+    """Name a column for people."""
+    column = find(name)
+    return name if column is None else column.label
+
+
+def direction(name: str) -> Direction | None:
+    """Say which way a column is better; None where no way is, and where nobody knows."""
+    column = find(name)
+    return None if column is None else column.direction
+
+
+def heading(name: str) -> str:
+    """Name a column for people with an arrow that points to the better values."""
+    way = direction(name)
+    return label(name) if way is None else f"{label(name)} {ARROWS[way]}"
+
+
+def describe(name: str) -> str:
+    """Define a column in a sentence, with its unit."""
+    column = find(name)
+    if column is None:
+        return "a column of the method's own"
+    unit = "" if column.unit in ("", "share") else f"; in {column.unit}"
+    return column.definition + unit
+
+
+def as_markdown(group: Sequence[Column]) -> str:
+    """Make the table of docs/metrics.md."""
+    differ = len({column.of for column in group}) > 1
+    head = ["column", *(["of"] if differ else []), "label", "better", "unit", "definition"]
+    lines = [head, ["---"] * len(head)]
+    for column in group:
+        way = "" if column.direction is None else ARROWS[column.direction]
+        of = [column.of] if differ else []
+        lines.append([f"`{column.name}`", *of, column.label, way, column.unit, column.definition])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def fill(document: str) -> str:
+    """Write the tables anew that follow lines such as `<!-- columns: clients.csv -->` in a Markdown text."""
+
+    def table(found: re.Match[str]) -> str:
+        return f"{found[1]}\n\n{as_markdown(TABLES[found[2]])}\n"
+
+    return re.sub(r"(<!-- columns: (.+?) -->)\n+(?:\|.*\n)*\n*", table, document)
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,175 @@
+"""The registry of columns: complete, with the right directions and labels, and the one that documents show."""
+
+import csv
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from bfl_bench import records
+from bfl_bench.evaluation import columns
+from bfl_bench.records import config_folder
+from tests.composing import SMALL, choose, resolve, run_in
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs/metrics.md"
+METHODS = sorted(path.stem for path in (config_folder() / "method").glob("[!_]*.yaml"))
+
+EXPECTED = {
+    "ga": ("up", "global accuracy"),
+    "la": ("up", "local accuracy"),
+    "ece": ("down", "expected calibration error"),
+    "nll": ("down", "negative log-likelihood"),
+    "brier": ("down", "Brier score"),
+    "worst10": ("up", "worst 10 % of clients"),
+    "train_loss": ("down", "training loss"),
+    "train_acc": ("up", "training accuracy"),
+    "bytes_up": ("down", "bytes sent to the server"),
+    "bytes_down": ("down", "bytes sent to clients"),
+    "s_acc": ("up", "S accuracy"),
+    "s_loss": ("down", "S loss"),
+    "mt_acc": ("up", "MT accuracy"),
+    "mt_loss": ("down", "MT loss"),
+    "worst10_own": ("up", "worst 10 % on own examples"),
+    "validation_ga": ("up", "global accuracy (validation)"),
+    "validation_ece": ("down", "expected calibration error (validation)"),
+    "validation_nll": ("down", "negative log-likelihood (validation)"),
+    "validation_brier": ("down", "Brier score (validation)"),
+    "kl": (None, "KL from the prior"),
+    "std_norm": (None, "norm of standard deviations"),
+    "clamped": (None, "clamped log variances"),
+    "alarm": (None, "variance alarm"),
+    "prior_loss": (None, "prior loss"),
+    "repaired": ("down", "repaired eigenvalues"),
+    "precision_zero": (None, "zero precisions"),
+    "precision_cosine": (None, "cosine similarity of precisions"),
+    "improper": ("down", "improper cavity coordinates"),
+    "server_improper": ("down", "improper server coordinates"),
+    "distillation_loss": ("down", "distillation loss"),
+    "generator_loss": (None, "generator loss"),
+    "residual": ("down", "relative residual"),
+    "solver_steps": (None, "solver steps"),
+    "ae": ("down", "aggregation error"),
+    "lf": ("down", "local forgetting"),
+    "seconds_per_round": ("down", "seconds per round"),
+    "round": (None, "round"),
+    "client": (None, "client"),
+    "size": (None, "training examples"),
+    "accuracy": ("up", "accuracy"),
+    "bin": (None, "bin"),
+    "confidence": (None, "confidence"),
+    "weight": (None, "weight of the first client"),
+    "client_seconds": ("down", "client seconds"),
+    "server_seconds": ("down", "server seconds"),
+    "evaluation_seconds": ("down", "evaluation seconds"),
+    "wall_seconds": ("down", "wall-clock seconds"),
+    "peak_memory_mb": ("down", "peak memory"),
+    "class": (None, "class"),
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), EXPECTED.items())
+def test_direction_and_label(name: str, expected: tuple[str | None, str]) -> None:
+    assert (columns.direction(name), columns.label(name)) == expected
+
+
+def test_every_registered_name_has_an_expectation() -> None:
+    names = {column.name for group in columns.TABLES.values() for column in group}
+    assert names - {"count"} == set(EXPECTED)  # count: of predictions in one file, of examples in another
+
+
+def test_a_column_under_another_rule_is_as_good_or_bad_as_the_column() -> None:
+    found = columns.find("nll@eaa")
+    assert found is not None
+    assert (found.name, found.direction, found.unit) == ("nll@eaa", "down", "nats")
+    assert columns.label("nll@eaa") == "negative log-likelihood under eaa"
+    assert columns.direction("ga@wb") == "up"
+    assert columns.direction("solver_steps@cg") is None
+    assert columns.describe("nll@eaa").endswith("if the same replies were combined by eaa; in nats")
+
+
+def test_a_name_nobody_registered_is_itself_and_has_no_direction() -> None:
+    for name in ("turns", "turns@eaa", "gap", "accuracy_of_mine"):
+        assert columns.find(name) is None
+        assert (columns.label(name), columns.direction(name), columns.heading(name)) == (name, None, name)
+        assert columns.describe(name) == "a column of the method's own"
+
+
+def test_headings_have_an_arrow_where_there_is_a_direction() -> None:
+    assert [columns.heading(name) for name in ("ga", "nll", "kl")] == [
+        "global accuracy ↑",
+        "negative log-likelihood ↓",
+        "KL from the prior",
+    ]
+
+
+def test_descriptions_name_the_unit() -> None:
+    assert columns.describe("nll") == "mean over the test set of -log p(label) under the global model; in nats"
+    assert columns.describe("ga") == "share of the test set that the global model classifies correctly"
+
+
+def test_files_have_the_columns_of_the_registry() -> None:
+    files = {
+        "metrics.csv": records.METRICS_COLUMNS,
+        "timing.csv": records.TIMING_COLUMNS,
+        "clients.csv": records.CLIENTS_COLUMNS,
+        "weights.csv": records.WEIGHTS_COLUMNS,
+        "reliability.csv": records.RELIABILITY_COLUMNS,
+        "partition.csv": records.PARTITION_COLUMNS,
+    }
+    named = (records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS, records.RELIABILITY)
+    assert set(files) == {*named, records.PARTITION_COUNTS}
+    for file, names in files.items():
+        assert tuple(column.name for column in columns.TABLES[file]) == names, file
+
+
+def header(path: Path) -> list[str]:
+    with path.open(newline="") as file:
+        return next(csv.reader(file))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_columns_of_a_method_are_registered_as_its_own(method: str, tmp_path: Path) -> None:
+    run_in(tmp_path, *choose(method), "rounds=1")
+    module = resolve(f"method={method}")["method"]["_target_"].split(".")[-2]
+    own = columns.TABLES["metrics.csv, methods"]
+    of_others = {column.name for column in columns.METRICS if column not in own} | {"round"}
+    written = {name.split("@")[0] for name in header(tmp_path / records.METRICS)}
+    assert written - of_others == {column.name for column in own if module in column.of.split(", ")}
+    for file in (records.TIMING, records.CLIENTS, records.RELIABILITY):
+        assert header(tmp_path / file) == [column.name for column in columns.TABLES[file]]
+
+
+def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
+    two = [*SMALL, "num_clients=2", "rounds=1"]
+    run_in(tmp_path / "own", *two, "method=virtual", "server.lr=0.3", "partition.test=per_client")
+    run_in(tmp_path / "rules", *two, "method=fvb", "eval.also_aggregate=[wb]")
+    run_in(tmp_path / "solvers", *two, "method=fedlpa", "method.also_solve=[ea]")
+    run_in(tmp_path / "posterior", *two, "method=fola", "eval.weight_rounds=[1]")
+    records.start(tmp_path / "posterior", {"method": {"name": "fola"}}, force=False)
+    run_in(tmp_path / "known", *two, "method=fola", f"given.posterior={tmp_path / 'posterior'}")
+    names = set(itertools.chain(*(header(path) for path in tmp_path.glob("*/metrics.csv"))))
+    assert {"mt_acc", "worst10_own", "brier@wb", "std_norm@wb", "residual@ea", "ae", "lf", "repaired"} <= names
+    assert [name for name in sorted(names) if columns.find(name) is None] == []
+    assert header(tmp_path / "posterior/weights.csv") == [column.name for column in columns.TABLES["weights.csv"]]
+
+
+# The document
+
+
+def test_the_document_has_the_tables_of_the_registry() -> None:
+    text = DOCUMENT.read_text()
+    assert columns.fill(text) == text, "run: python -m bfl_bench.evaluation.columns docs/metrics.md"
+    assert sorted(re.findall(r"<!-- columns: (.*) -->", text)) == sorted(columns.TABLES)
+    for name in {column.name for group in columns.TABLES.values() for column in group}:
+        assert f"\n| `{name}` |" in text
+
+
+def test_tables_are_written_anew_and_nothing_else() -> None:
+    text = "Words.\n\n<!-- columns: reports -->\n\n| old |\n| --- |\n\nMore | words.\n\n| other |\n"
+    filled = columns.fill(text)
+    assert filled.startswith("Words.\n\n<!-- columns: reports -->\n\n| column | label | better | unit | definition |\n")
+    assert "| `seconds_per_round` | seconds per round | ↓ | seconds | " in filled
+    assert filled.endswith("timing.csv |\n\nMore | words.\n\n| other |\n")
+    assert "| old |" not in filled
+    assert columns.fill(filled) == filled
