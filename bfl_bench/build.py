@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import torch
-import yaml
 from torch import nn
 
 from bfl_bench import records
@@ -25,7 +24,8 @@ from bfl_bench.data.partition.partition import Ints
 from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import Engine, EvalSettings, Worker
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import ConfigError, RunError
+from bfl_bench.identity import RUNS, read_config
 from bfl_bench.inference.precision import Gaussian
 from bfl_bench.method import DataInfo, LocalSettings, Method, Task, Tensors
 from bfl_bench.models.flat import FlatModel
@@ -51,6 +51,8 @@ class Settings:
     data_dir: str | None
     out: str
     scale: Literal["paper", "cpu", "smoke"]
+    start_from: str | None
+    reference_posterior: str | None
     force: bool
     dry_run: bool
 
@@ -58,14 +60,6 @@ class Settings:
 @dataclass(frozen=True)
 class ServerSettings:
     lr: Annotated[float, Above(0)]
-
-
-@dataclass(frozen=True)
-class GivenSettings:
-    """Folders of finished runs that this one builds on."""
-
-    start: str | None
-    posterior: str | None
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,6 @@ class Plan:
     engine: Engine
     local: LocalSettings
     server: ServerSettings
-    given: GivenSettings
     eval: EvalSettings
     checkpoint: CheckpointSettings
 
@@ -100,7 +93,6 @@ def plan(config: Mapping[str, Any]) -> Plan:
     sections = {
         "local": LocalSettings,
         "server": ServerSettings,
-        "given": GivenSettings,
         "eval": EvalSettings,
         "checkpoint": CheckpointSettings,
     }
@@ -111,8 +103,11 @@ def plan(config: Mapping[str, Any]) -> Plan:
         name = config[group].get("name")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
             raise ConfigError(f"{group}.name", name, "letters, digits, dots, dashes and underscores, for the folder")
-    top = {key: value for key, value in config.items() if key not in GROUPS and key not in sections}
+    top = {key: value for key, value in config.items() if key not in (*GROUPS, *sections, "inputs")}
     settings = Settings(**check_arguments(Settings, top, also=(*GROUPS, *sections)))
+    for key in RUNS:
+        if top[key] is not None and key not in config.get("inputs", {}):
+            raise ConfigError(key, top[key], f"the folder of a run, with its {records.CONFIG}")
     if settings.participation > 1 and settings.participation != int(settings.participation):
         raise ConfigError(
             "participation",
@@ -284,7 +279,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         raise error if error.key == "num_clients" else error.below("partition") from None
     model = FlatModel(_make_module(plan, dataset), plan.device)
     server_x = None if server_x is None else server_x.to(plan.device)
-    start, known = _read_given(plan, model)
+    start, known = _read_earlier_runs(plan, model)
     info = _describe_data(dataset, plan.device)
     task = Task(model, plan.local, plan.server.lr, partition.sizes, plan.gaussian, server_x, info)
     test = Split(dataset.test.x.to(plan.device), dataset.test.y.to(plan.device))
@@ -347,9 +342,11 @@ def first_labels(split: Split) -> Ints:
 
 def reload(folder: Path) -> tuple[Experiment, Tensors]:
     """The experiment of a finished run, data and all, and the server's state at its end."""
-    config = yaml.safe_load((folder / records.CONFIG).read_text())
+    config = read_config(folder)
+    if config is None:
+        raise RunError(f"{folder} is not the folder of a run, with its {records.CONFIG}")
     config.pop("schema_version")
-    config["given"] = {"start": None, "posterior": None}  # those folders may be gone, and are of no use any more
+    config |= dict.fromkeys(RUNS)  # those folders may be gone, and are of no use any more
     config["engine"] = {
         "_target_": "bfl_bench.engines.sequential.Sequential",
         "name": "sequential",
@@ -358,22 +355,28 @@ def reload(folder: Path) -> tuple[Experiment, Tensors]:
     return experiment, read_state(folder, experiment.worker.task.model.vector.device)
 
 
-def _read_given(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:
+def _read_earlier_runs(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:
     """The state to start from and the posterior to measure distances to, out of other runs' folders."""
-    start, known = None, None
-    if plan.given.start is not None:
-        start = read_state(Path(plan.given.start), plan.device)
-        if "params" not in start or start["params"].shape != model.vector.shape:
-            allowed = f"a run whose network has {len(model.vector)} parameters"
-            raise ConfigError("given.start", plan.given.start, allowed)
-    if plan.given.posterior is not None:
-        state = read_state(Path(plan.given.posterior), plan.device)
+    start, known = _read_earlier_run("start_from", plan), None
+    if start is not None and ("params" not in start or start["params"].shape != model.vector.shape):
+        allowed = f"a run whose network has {len(model.vector)} parameters"
+        raise ConfigError("start_from", plan.settings.start_from, allowed)
+    state = _read_earlier_run("reference_posterior", plan)
+    if state is not None:
         size = model.layout.num_trainable
         if "precision" not in state or len(state["precision"]) != size or _has_gaussian_layers(plan.method):
             allowed = f"a run of fola whose network has {size} trainable parameters, and a method with point models"
-            raise ConfigError("given.posterior", plan.given.posterior, allowed)
+            raise ConfigError("reference_posterior", plan.settings.reference_posterior, allowed)
         known = Gaussian(state["params"][:size], state["precision"])
     return start, known
+
+
+def _read_earlier_run(key: str, plan: Plan) -> Tensors | None:
+    folder = getattr(plan.settings, key)
+    try:
+        return None if folder is None else read_state(Path(folder).expanduser(), plan.device)
+    except RunError as error:
+        raise ConfigError(key, folder, f"the folder of a finished run, with its checkpoint ({error})") from None
 
 
 def _describe_data(dataset: Dataset, device: torch.device) -> DataInfo:
