@@ -11,8 +11,9 @@ import yaml
 from filelock import FileLock
 
 from bfl_bench import records
+from bfl_bench.build import load, plan
 from bfl_bench.identity import folder_name
-from tests.composing import COMMAND, SMALL, only_folder
+from tests.composing import COMMAND, SMALL, only_folder, resolve
 from tests.conftest import BflRun
 
 
@@ -363,20 +364,21 @@ def test_old_names_in_an_experiment_of_a_user(bfl_run: BflRun, tmp_path: Path, m
     (tmp_path / "mine/experiment/section.yaml").write_text(section)
     swept = f"# @package _global_\nhydra:\n  sweeper:\n    params:\n      given.start: {first},null\n"
     (tmp_path / "mine/experiment/swept.yaml").write_text(swept)
-    options = ["--config-dir", "mine", *SMALL, "rounds=1"]
-    done = bfl_run("-m", *options, "experiment=section", "seed=1,2")
+    options = ["-m", "--config-dir", "mine", *SMALL, "dry_run=true"]
+    done = bfl_run(*options, "experiment=section", "seed=1,2")
     assert done.code == 0
     assert done.err.count("given.start is called start_from now") == 1
     assert done.err.count("data_dir=made-up is called data_dir=stand-in now") == 1
-    configs = [config for config in read_stored(tmp_path) if config["seed"] in (1, 2)]
-    assert [config["inputs"] for config in configs] == 2 * [{"start_from": first.name}]
-    assert {config["data_dir"] for config in configs} == {"stand-in"}
-    assert not any("given" in config for config in configs)
-    done = bfl_run("-m", *options, "experiment=swept", "seed=3")
+    lines = done.out.splitlines()
+    assert lines.count(f"start_from: {first}") == 2
+    assert lines.count(f"  start_from: {first.name}") == 2  # of inputs
+    assert lines.count("data_dir: stand-in") == 2
+    assert "given:" not in lines
+    done = bfl_run(*options, "experiment=swept", "seed=3")
     assert done.code == 0
     assert done.err.count("given.start is called start_from now") == 1
-    starts = [config["start_from"] for config in read_stored(tmp_path) if config["seed"] == 3]
-    assert set(starts) == {str(first), None}
+    lines = done.out.splitlines()
+    assert (lines.count(f"start_from: {first}"), lines.count("start_from: null")) == (1, 1)
 
 
 # Files and folders as inputs
@@ -384,8 +386,8 @@ def test_old_names_in_an_experiment_of_a_user(bfl_run: BflRun, tmp_path: Path, m
 
 def test_a_partition_file_that_changed_runs_anew(bfl_run: BflRun, tmp_path: Path) -> None:
     for seed in (0, 1):
-        assert bfl_run(*SMALL, "rounds=1", f"seed={seed}").code == 0
-    saved = [path.read_bytes() for path in sorted((tmp_path / "outputs").glob("*/partition.npz"))]
+        load(plan(resolve(*SMALL, f"seed={seed}")))[2].save(tmp_path / f"{seed}.npz")
+    saved = [(tmp_path / name).read_bytes() for name in ("0.npz", "1.npz")]
     assert saved[0] != saved[1]
     small = [override for override in SMALL if "min_size" not in override]
     command = [*small, "rounds=1", "method=fedavg", "partition=file", "partition.path=mine.npz"]
@@ -394,7 +396,7 @@ def test_a_partition_file_that_changed_runs_anew(bfl_run: BflRun, tmp_path: Path
         done = bfl_run(*command)
         assert done.code == 0
         assert ("finished earlier" in done.out) == note
-    folders = list((tmp_path / "outputs").glob("*_file_*"))
+    folders = list((tmp_path / "outputs").iterdir())
     assert len(folders) == 2
     assert {(folder / "partition.npz").read_bytes() for folder in folders} == set(saved)
 
