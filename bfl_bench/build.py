@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import torch
-import yaml
 from torch import nn
 
 from bfl_bench import records
@@ -26,7 +25,8 @@ from bfl_bench.data.partition.partition import Ints
 from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import TEST, VALIDATION, Engine, EvalSettings, EvaluationSet, Worker
-from bfl_bench.errors import ConfigError, UnsuitableError
+from bfl_bench.errors import ConfigError, RunError, UnsuitableError
+from bfl_bench.identity import RUNS, read_config
 from bfl_bench.inference.precision import Gaussian
 from bfl_bench.likelihood import Categorical
 from bfl_bench.method import DataInfo, LocalSettings, Method, Needs, ServerData, Task, Tensors
@@ -54,16 +54,10 @@ class Settings:
     data_dir: str | None
     out: str
     scale: Literal["paper", "cpu", "smoke"]
+    start_from: str | None
+    reference_posterior: str | None
     force: bool
     dry_run: bool
-
-
-@dataclass(frozen=True)
-class GivenSettings:
-    """Folders of finished runs that this one builds on."""
-
-    start: str | None
-    posterior: str | None
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,6 @@ class Plan:
     observers: list[Observer]
     local: LocalSettings
     server: ServerStep
-    given: GivenSettings
     eval: EvalSettings
     checkpoint: CheckpointSettings
 
@@ -101,7 +94,6 @@ def plan(config: Mapping[str, Any]) -> Plan:
     sections = {
         "local": LocalSettings,
         "server": ServerStep,
-        "given": GivenSettings,
         "eval": EvalSettings,
         "checkpoint": CheckpointSettings,
     }
@@ -112,8 +104,11 @@ def plan(config: Mapping[str, Any]) -> Plan:
         name = config[group].get("name")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
             raise ConfigError(f"{group}.name", name, "letters, digits, dots, dashes and underscores, for the folder")
-    top = {key: value for key, value in config.items() if key not in GROUPS and key not in sections}
+    top = {key: value for key, value in config.items() if key not in (*GROUPS, *sections, "inputs")}
     settings = Settings(**check_arguments(Settings, top, also=(*GROUPS, *sections)))
+    for key in RUNS:
+        if top[key] is not None and key not in config.get("inputs", {}):
+            raise ConfigError(key, top[key], f"the folder of a run, with its {records.CONFIG}")
     if settings.participation > 1 and settings.participation != int(settings.participation):
         raise ConfigError(
             "participation",
@@ -305,7 +300,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     except ConfigError as error:
         raise error if error.key == "num_clients" else error.below("partition") from None
     task = _make_task(plan, dataset, partition, server_data)
-    start, reference = _read_given(plan, task.model)
+    start, reference = _read_earlier_runs(plan, task.model)
     worker = Worker(
         task=task,
         method=plan.method,
@@ -411,9 +406,11 @@ def first_labels(split: Split) -> Ints:
 
 def reload(folder: Path) -> tuple[Experiment, Tensors]:
     """The experiment of a finished run, data and all, and the server's state at its end."""
-    config = yaml.safe_load((folder / records.CONFIG).read_text())
+    config = read_config(folder)
+    if config is None:
+        raise RunError(f"{folder} is not the folder of a run, with its {records.CONFIG}")
     config.pop("schema_version")
-    config["given"] = {"start": None, "posterior": None}  # those folders may be gone, and are of no use any more
+    config |= dict.fromkeys(RUNS)  # those folders may be gone, and are of no use any more
     config["engine"] = {
         "_target_": "bfl_bench.engines.sequential.Sequential",
         "name": "sequential",
@@ -422,22 +419,28 @@ def reload(folder: Path) -> tuple[Experiment, Tensors]:
     return experiment, read_state(folder, experiment.worker.task.model.vector.device)
 
 
-def _read_given(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:
+def _read_earlier_runs(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:
     """The state to start from and the posterior to measure distances to, out of other runs' folders."""
-    start, known = None, None
-    if plan.given.start is not None:
-        start = read_state(Path(plan.given.start), plan.device)
-        if "params" not in start or start["params"].shape != model.vector.shape:
-            allowed = f"a run whose network has {len(model.vector)} parameters"
-            raise ConfigError("given.start", plan.given.start, allowed)
-    if plan.given.posterior is not None:
-        state = read_state(Path(plan.given.posterior), plan.device)
+    start, known = _read_earlier_run("start_from", plan), None
+    if start is not None and ("params" not in start or start["params"].shape != model.vector.shape):
+        allowed = f"a run whose network has {len(model.vector)} parameters"
+        raise ConfigError("start_from", plan.settings.start_from, allowed)
+    state = _read_earlier_run("reference_posterior", plan)
+    if state is not None:
         size = model.layout.num_trainable
         if "precision" not in state or len(state["precision"]) != size or plan.method.needs.gaussian_layers:
             allowed = f"a run of fola whose network has {size} trainable parameters, and a method with point models"
-            raise ConfigError("given.posterior", plan.given.posterior, allowed)
+            raise ConfigError("reference_posterior", plan.settings.reference_posterior, allowed)
         known = Gaussian(state["params"][:size], state["precision"])
     return start, known
+
+
+def _read_earlier_run(key: str, plan: Plan) -> Tensors | None:
+    folder = getattr(plan.settings, key)
+    try:
+        return None if folder is None else read_state(Path(folder).expanduser(), plan.device)
+    except RunError as error:
+        raise ConfigError(key, folder, f"the folder of a finished run, with its checkpoint ({error})") from None
 
 
 def _describe_data(dataset: Dataset, device: torch.device) -> DataInfo:

@@ -5,7 +5,6 @@ notes their lengths, and resuming cuts them back to those: what a killed round l
 """
 
 import csv
-import hashlib
 import io
 import json
 import os
@@ -62,10 +61,7 @@ WEIGHTS_COLUMNS = ("round", "weight", "ga", "nll", "ece")
 RELIABILITY_COLUMNS = ("round", "bin", "count", "confidence", "accuracy")
 PARTITION_COLUMNS = ("client", "class", "count")
 
-# Keys that cannot change a result: they stay out of a run's identity.
-WITHOUT_EFFECT = ("out", "data_dir", "engine", "force", "checkpoint", "dry_run", "hydra", "scale", "schema_version")
-
-MADE_UP = "made-up"
+STAND_IN = "stand-in"
 """The value of `data_dir` that stands for random data instead of the real files."""
 
 Cell = int | float | None
@@ -75,42 +71,6 @@ def config_folder() -> Path:
     """conf/ lies inside the package in a wheel, and beside it in a checkout."""
     package = Path(__file__).parent
     return next(path for path in (package / "conf", package.parent / "conf") if path.is_dir())
-
-
-def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that decides the results; 1 and 1.0 are the same.
-
-    Of the folders of other runs that a run builds on, only the name counts, which says what their configs are. Where
-    the data lie does not matter, unless they are made up.
-    """
-    kept = {key: _normalise(value) for key, value in config.items() if key not in WITHOUT_EFFECT}
-    if config.get("data_dir") == MADE_UP:
-        kept["data_dir"] = MADE_UP
-    if isinstance(kept.get("given"), dict):
-        kept["given"] = {key: path and Path(str(path)).name for key, path in kept["given"].items()}
-    return kept
-
-
-def _normalise(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _normalise(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_normalise(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
-
-
-def folder_name(config: Mapping[str, Any]) -> str:
-    """dataset, partition, method, aggregator, seed, and a short hash of all that decides the results."""
-    config = identity(config)
-    text = json.dumps(config, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    partition = config["partition"]["name"]
-    if "alpha" in config["partition"]:
-        partition += f"-{config['partition']['alpha']}"
-    parts = [config["dataset"]["name"], partition, config["method"]["name"]]
-    if config["aggregator"]["name"] != "none":
-        parts.append(config["aggregator"]["name"])
-    return "_".join([*parts, f"seed{config['seed']}", digest])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -219,16 +179,6 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell
 def read_table(path: Path) -> list[dict[str, Cell]]:
     with path.open(newline="") as file:
         return [{key: parse_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
-
-
-def finished_summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The summary of a run that is over; None where there is none, or only a part of one."""
-    if not (folder / CONFIG).exists():
-        return None
-    if identity(yaml.safe_load((folder / CONFIG).read_text())) != identity(config):
-        raise RunError(f"{folder} belongs to another config (see its {CONFIG}); use another `out`, or force=true")
-    summary = read_json(folder / SUMMARY)
-    return summary if summary and summary["status"] in ("done", "diverged") else None
 
 
 def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:

@@ -25,13 +25,15 @@ class BflSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         from bfl_bench.commands.outcome import Outcome, outcome_of
-        from bfl_bench.commands.run import finish_sweep, look_up
+        from bfl_bench.commands.run import finish_sweep, look_up, tell
+        from bfl_bench.identity import modernise_override
 
         assert self.config is not None
         assert self.launcher is not None
         assert self.hydra_context is not None
         loader = self.hydra_context.config_loader
-        overrides = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
+        swept = [modernise_override(override, tell) for override in self._parse_config()]
+        overrides = OverridesParser.create(config_loader=loader).parse_overrides([*swept, *arguments])
         points = [point for batch in self.split_arguments(overrides, None) for point in batch]
         if self.limit is not None and self.limit < len(points):
             print(f"{self.limit} of the {len(points)} points of the sweep")

@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from bfl_bench import records, report
+from bfl_bench.identity import RUNS, complete, folder_name, read_config
 from bfl_bench.report.output import parse_where
 
 KEPT = [records.SUMMARY, records.ENVIRONMENT, records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS]
@@ -29,14 +30,15 @@ def main() -> None:
     arguments = parser.parse_args()
     runs, notes = report.find_runs(arguments.runs, parse_where(arguments.where))
     for run in runs:
-        folder = arguments.to / arguments.name / run.folder.name
+        config = read_config(run.folder)
+        assert config is not None  # or it would not have been found
+        folder = arguments.to / arguments.name / folder_name(config)
         folder.mkdir(parents=True, exist_ok=True)
         for file in (run.folder / name for name in KEPT):
             if file.exists():
                 shutil.copyfile(file, folder / file.name)
-        config = yaml.safe_load((run.folder / records.CONFIG).read_text())
-        config |= {"out": "outputs", "given": records.identity(config)["given"]}
-        if config["data_dir"] != records.MADE_UP:
+        config |= {"out": "outputs", **{key: complete(config)[key] for key in RUNS}}
+        if config["data_dir"] != records.STAND_IN:
             config["data_dir"] = None
         records.write_text(folder / records.CONFIG, yaml.safe_dump(config, sort_keys=False))
     print(f"{len(runs)} runs in {arguments.to / arguments.name}" + report.describe_notes(notes))

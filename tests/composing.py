@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from bfl_bench import records
 from bfl_bench.build import load, plan
 from bfl_bench.commands import run as cli
+from bfl_bench.identity import folder_name
 from bfl_bench.records import config_folder
 from bfl_bench.run.loop import Experiment, run
 from bfl_bench.run.recorder import write_summary
@@ -73,7 +74,7 @@ def only_folder(out: Path) -> Path:
 
 def write_run(out: Path, config: dict[str, Any], *rows: dict[str, records.Cell]) -> Path:
     """The files of a finished run, without running it: config.yaml, metrics.csv and summary.json."""
-    folder = out / records.folder_name(config)
+    folder = out / folder_name(config)
     folder.mkdir(parents=True)
     records.start(folder, config, force=False)
     records.Table(folder / records.METRICS, records.METRICS_COLUMNS).append(rows)

@@ -11,7 +11,9 @@ import yaml
 from filelock import FileLock
 
 from bfl_bench import records
-from tests.composing import COMMAND, SMALL, only_folder
+from bfl_bench.build import load, plan
+from bfl_bench.identity import folder_name
+from tests.composing import COMMAND, SMALL, only_folder, resolve
 from tests.conftest import BflRun
 
 
@@ -227,7 +229,7 @@ def test_config_yaml_reruns_the_run(bfl_run: BflRun, tmp_path: Path) -> None:
     assert bfl_run(*SMALL).code == 0
     stored = yaml.safe_load((only_folder(tmp_path / "outputs") / "config.yaml").read_text())
     assert stored["dataset"]["train_samples"] == 120
-    assert records.folder_name(stored) == only_folder(tmp_path / "outputs").name
+    assert folder_name(stored) == only_folder(tmp_path / "outputs").name
 
 
 @pytest.mark.slow
@@ -328,3 +330,87 @@ def test_an_experiment_brings_its_sweep_and_the_command_line_wins(bfl_run: BflRu
     assert points == [(0, 0.01, 1), (0, 0.02, 3), (1, 0.01, 1), (1, 0.02, 3)]
     again = bfl_run("-m", "--config-dir", "conf", *small, "experiment=study", "seed=1", "row=study/far")
     assert "Sweep of 1: 1 skipped" in again.out
+
+
+# Renamed keys and values
+
+
+def read_stored(tmp_path: Path) -> list[dict[str, object]]:
+    return [yaml.safe_load(path.read_text()) for path in sorted((tmp_path / "outputs").glob("*/config.yaml"))]
+
+
+def test_old_names_on_the_command_line_work_and_are_told(bfl_run: BflRun, tmp_path: Path) -> None:
+    assert bfl_run(*SMALL, "rounds=1").code == 0
+    first = only_folder(tmp_path / "outputs")
+    done = bfl_run(*SMALL, "rounds=1", "seed=1", f"given.start={first}", "data_dir=made-up")
+    assert done.code == 0
+    assert "bfl-run: given.start is called start_from now" in done.err
+    assert "bfl-run: data_dir=made-up is called data_dir=stand-in now" in done.err
+    (config,) = [config for config in read_stored(tmp_path) if config["seed"] == 1]
+    assert (config["start_from"], config["data_dir"]) == (str(first), "stand-in")
+    assert config["inputs"] == {"start_from": first.name}
+    again = bfl_run(*SMALL, "rounds=1", "seed=1", "start_from=outputs/" + first.name, "data_dir=stand-in")
+    assert "finished earlier" in again.out
+    assert "now" not in again.err
+
+
+def test_old_names_in_an_experiment_of_a_user(bfl_run: BflRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sections, what it sweeps, and the environment variable; a sweep tells each once."""
+    monkeypatch.setenv("BFL_DATA_DIR", "made-up")
+    assert bfl_run(*SMALL, "rounds=1").code == 0
+    first = only_folder(tmp_path / "outputs")
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    section = f"# @package _global_\ngiven:\n  start: {first}\n"
+    (tmp_path / "mine/experiment/section.yaml").write_text(section)
+    swept = f"# @package _global_\nhydra:\n  sweeper:\n    params:\n      given.start: {first},null\n"
+    (tmp_path / "mine/experiment/swept.yaml").write_text(swept)
+    options = ["-m", "--config-dir", "mine", *SMALL, "dry_run=true"]
+    done = bfl_run(*options, "experiment=section", "seed=1,2")
+    assert done.code == 0
+    assert done.err.count("given.start is called start_from now") == 1
+    assert done.err.count("data_dir=made-up is called data_dir=stand-in now") == 1
+    lines = done.out.splitlines()
+    assert lines.count(f"start_from: {first}") == 2
+    assert lines.count(f"  start_from: {first.name}") == 2  # of inputs
+    assert lines.count("data_dir: stand-in") == 2
+    assert "given:" not in lines
+    done = bfl_run(*options, "experiment=swept", "seed=3")
+    assert done.code == 0
+    assert done.err.count("given.start is called start_from now") == 1
+    lines = done.out.splitlines()
+    assert (lines.count(f"start_from: {first}"), lines.count("start_from: null")) == (1, 1)
+
+
+# Files and folders as inputs
+
+
+def test_a_partition_file_that_changed_runs_anew(bfl_run: BflRun, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        load(plan(resolve(*SMALL, f"seed={seed}")))[2].save(tmp_path / f"{seed}.npz")
+    saved = [(tmp_path / name).read_bytes() for name in ("0.npz", "1.npz")]
+    assert saved[0] != saved[1]
+    small = [override for override in SMALL if "min_size" not in override]
+    command = [*small, "rounds=1", "method=fedavg", "partition=file", "partition.path=mine.npz"]
+    for content, note in ((saved[0], False), (saved[0], True), (saved[1], False), (saved[0], True)):
+        (tmp_path / "mine.npz").write_bytes(content)
+        done = bfl_run(*command)
+        assert done.code == 0
+        assert ("finished earlier" in done.out) == note
+    folders = list((tmp_path / "outputs").iterdir())
+    assert len(folders) == 2
+    assert {(folder / "partition.npz").read_bytes() for folder in folders} == set(saved)
+
+
+def test_inputs_that_cannot_be_read(bfl_run: BflRun, tmp_path: Path) -> None:
+    small = [override for override in SMALL if "min_size" not in override]
+    missing = bfl_run(*small, "partition=file", "partition.path=gone.npz")
+    assert missing.code == 2
+    assert "partition.path: got 'gone.npz', allowed: a partition.npz" in missing.err
+    for key in ("start_from", "reference_posterior"):
+        missing = bfl_run(*SMALL, f"{key}=gone")
+        assert missing.code == 2
+        assert f"{key}: got 'gone', allowed: the folder of a run" in missing.err
+    described = bfl_run(*SMALL, "+inputs={start_from: x}")
+    assert described.code == 2
+    assert "inputs: got" in described.err
+    assert not (tmp_path / "outputs").exists()

@@ -13,7 +13,8 @@ from bfl_bench.commands import run as cli
 from bfl_bench.commands.outcome import GROUPS
 from bfl_bench.commands.run import help_text
 from bfl_bench.errors import ConfigError
-from bfl_bench.records import config_folder, folder_name
+from bfl_bench.identity import folder_name
+from bfl_bench.records import config_folder
 from tests.composing import NEEDS, SMALL, experiment, resolve, run_in
 
 FILES = {group: sorted(path.stem for path in (config_folder() / group).glob("[!_]*.yaml")) for group in GROUPS}
@@ -119,7 +120,7 @@ def test_every_table_and_figure_has_a_scale_for_two_cores(name: str) -> None:
     """It passes the checks, sweeps no more than the paper does, and is on real data."""
     (paper, swept), (short, shortened) = sweep_of(name), sweep_of(name, "cpu")
     assert plan(short)
-    assert short["data_dir"] != "made-up"
+    assert short["data_dir"] != "stand-in"
     assert short["scale"] == "cpu"
     assert short["rounds"] * short["local"]["epochs"] <= paper["rounds"] * paper["local"]["epochs"]
     assert set(shortened) <= {*swept, "seed", "partition.alpha"}
@@ -129,7 +130,7 @@ def test_every_table_and_figure_has_a_scale_for_two_cores(name: str) -> None:
 @pytest.mark.parametrize("name", TABLES_AND_FIGURES)
 def test_smoke_scale_is_short_whatever_is_swept(name: str) -> None:
     config, swept = sweep_of(name, "smoke")
-    assert config["data_dir"] == "made-up"
+    assert config["data_dir"] == "stand-in"
     assert (config["rounds"] <= 2, config["local"]["epochs"], swept["local.epochs"]) == (True, 1, "1")
     assert "rounds" not in swept
 

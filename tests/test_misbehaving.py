@@ -160,7 +160,7 @@ def test_what_is_no_method_is_refused(target: str, sentence: str) -> None:
 def test_what_a_method_cannot_take_is_refused_before_anything_is_written(
     overrides: list[str], sentence: str, bfl_run: BflRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BFL_DATA_DIR", records.MADE_UP)
+    monkeypatch.setenv("BFL_DATA_DIR", records.STAND_IN)
     result = bfl_run(*overrides, "rounds=1")
     assert result.code == 2, result.err
     assert sentence in result.err

@@ -14,6 +14,7 @@ import pytest
 
 from bfl_bench import records, report
 from bfl_bench.build import plan
+from bfl_bench.identity import complete
 from bfl_bench.papers import ba_bfl, bfl_p, tables
 from bfl_bench.report.output import latex_of, wrapped
 from tests.composing import resolve
@@ -191,7 +192,7 @@ def test_printed_commands_make_the_papers_rows(paper: tables.Paper, released: bo
     (line,) = tables.sweep_lines(paper, released, "cifar10", [row], {})
     *overrides, seeds = shlex.split(line)[2:]
     plan(composed(*overrides))  # a wrong key or combination raises
-    config = report.flatten(records.identity(composed(*overrides)))
+    config = report.flatten(complete(composed(*overrides)))
     assert config["aggregator.name"] == rule
     assert seeds.startswith("seed=0,1,2")
     assert tables.is_released(config) == released

@@ -1,4 +1,4 @@
-"""Progress and limits of sweeps, scales, made-up data."""
+"""Progress and limits of sweeps, scales, stand-ins for data."""
 
 import pickle
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bfl_bench.data.sources import SOURCES, stand_in
-from bfl_bench.records import folder_name, identity
+from bfl_bench.identity import folder_name, identity
 from hydra_plugins.bfl_sweeper import spread, time_left
 from tests.composing import SMALL, resolve
 from tests.conftest import BflRun
@@ -45,16 +45,16 @@ def test_only_tables_and_figures_have_a_scale_cpu(bfl_run: BflRun) -> None:
         assert "scale: got 'cpu'" in done.err
 
 
-def test_scale_is_no_part_of_what_a_run_is_but_made_up_data_are() -> None:
+def test_scale_is_no_part_of_what_a_run_is_but_stand_ins_are() -> None:
     short = resolve("experiment=fola_table2", "row=fola_table2/fola", "scale=cpu")
     same = resolve(
         *("experiment=fola_table2", "row=fola_table2/fola", "rounds=5", "local.epochs=1", "dataset.flip=false"),
         *("dataset.crop_padding=0", "dataset.autoaugment=false", "dataset.cutout=0", "eval.batch_size=250"),
     )
     assert folder_name(short) == folder_name(same)
-    assert folder_name(resolve("data_dir=made-up")) != folder_name(resolve())
+    assert folder_name(resolve("data_dir=stand-in")) != folder_name(resolve())
     assert folder_name(resolve("data_dir=/elsewhere")) == folder_name(resolve())
-    assert identity(resolve("experiment=fola", "scale=smoke"))["data_dir"] == "made-up"
+    assert identity(resolve("experiment=fola", "scale=smoke"))["data_dir"] == "stand-in"
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -64,5 +64,5 @@ def test_every_source_has_a_stand_in_that_is_the_same_each_time(name: str) -> No
 
 
 def test_a_folder_that_only_ends_in_that_name_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="made-up"):
-        SOURCES["femnist"].read(tmp_path / "made-up")
+    with pytest.raises(Exception, match="stand-in"):
+        SOURCES["femnist"].read(tmp_path / "stand-in")

@@ -5,15 +5,19 @@ sweep, in this process or in another. `main` turns outcomes, and Hydra's own com
 0 done, 1 failed or diverged, 2 wrong config, 130 interrupted.
 """
 
+import functools
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from bfl_bench.commands.outcome import GROUPS, STATUSES, Outcome, outcome_of
 from bfl_bench.engines.fork_server import open_fork_server
 from bfl_bench.errors import BflError, ConfigError, RunError
+from bfl_bench.identity import describe_inputs, finished_summary, folder_name, modernise, modernise_override
 from bfl_bench.records import config_folder
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ def _run_hydra() -> int:
     import hydra
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to us instead of printing them
+    tell.cache_clear()
     sys.argv[1:] = _arrange(sys.argv[1:])
     sweep = bool({"-m", "--multirun"} & set(sys.argv[1:]))
     sys.path.append(str(Path.cwd()))  # so that `_target_` finds a user's own module in the working directory
@@ -73,7 +78,8 @@ def _run_hydra() -> int:
 
 
 def _arrange(arguments: list[str]) -> list[str]:
-    """The arguments as Hydra can take them: options first and, in a sweep, `method.mu=1` as `method.mu=choice(1)`.
+    """The arguments as Hydra can take them: options first, keys by today's names and, in a sweep, `method.mu=1` as
+    `method.mu=choice(1)`.
 
     Hydra applies what is not swept to the config of the sweep as a whole, where a key that only some of the swept
     methods have does not exist; what is swept it applies to the points.
@@ -85,6 +91,7 @@ def _arrange(arguments: list[str]) -> list[str]:
         is_option = argument.startswith("-")
         (options if is_option or (after_option and "=" not in argument) else overrides).append(argument)
         after_option = is_option
+    overrides = [modernise_override(override, tell) for override in overrides]
     if {"-m", "--multirun"} & set(options):
         overrides = [_defer(override) for override in overrides]
     return options + overrides
@@ -134,9 +141,9 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
     _check_scale(resolved["scale"])
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     plan = build.plan(resolved)
-    folder = Path(plan.settings.out) / records.folder_name(resolved)
+    folder = Path(plan.settings.out) / folder_name(resolved)
     if not plan.settings.force and not plan.settings.dry_run:
-        summary = records.finished_summary(folder, resolved)
+        summary = finished_summary(folder, resolved)
         if summary is not None:
             if not (folder / records.CURVES_FIGURE).exists():  # killed between the last round and the figure
                 draw_curves(folder)
@@ -144,10 +151,12 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
             return _outcome_of_summary(summary, skipped=True)
     experiment, dataset, partition = build.load(plan)
     if plan.settings.dry_run:
-        print(OmegaConf.to_yaml(config, resolve=True) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}")
+        print(
+            yaml.safe_dump(resolved, sort_keys=False) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}"
+        )
         return Outcome("dry run")
     with records.locked(folder):
-        summary = None if plan.settings.force else records.finished_summary(folder, resolved)
+        summary = None if plan.settings.force else finished_summary(folder, resolved)
         if summary is not None:  # by another process, while this one loaded the data
             return _outcome_of_summary(summary, skipped=True)
         records.start(folder, resolved, plan.settings.force)
@@ -160,13 +169,24 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
     return _outcome_of_summary(summary)
 
 
+@functools.cache  # a sweep says it once
+def tell(sentence: str) -> None:
+    print(f"bfl-run: {sentence}", file=sys.stderr)
+
+
 def resolve(config: "DictConfig") -> dict[str, Any]:
-    """The config as plain values; the rules named in eval.also_aggregate are filled in with their own configs."""
+    """Turn a config into plain values, by today's names; `inputs` says what the files and folders in it hold.
+
+    The rules named in eval.also_aggregate are filled in with their own configs.
+    """
     from hydra import compose
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    container: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    resolved = modernise(container, tell)
+    if "inputs" in resolved:
+        raise ConfigError("inputs", resolved["inputs"], "no such key in a config; a run adds it")
     if isinstance(resolved["eval"], dict):
         names = resolved["eval"].get("also_aggregate")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -178,7 +198,9 @@ def resolve(config: "DictConfig") -> dict[str, Any]:
                 raise ConfigError("eval.also_aggregate", name, allowed)
         rules = {name: compose("config", [f"aggregator={name}"])["aggregator"] for name in names}
         resolved["eval"]["also_aggregate"] = {name: OmegaConf.to_container(rule) for name, rule in rules.items()}
-    return resolved  # type: ignore[no-any-return]
+    if inputs := describe_inputs(resolved):
+        resolved["inputs"] = inputs
+    return resolved
 
 
 def _check_scale(scale: str) -> None:
@@ -219,11 +241,9 @@ def look_up(config: "DictConfig", error: Exception) -> Outcome:
     """How a point ended whose launcher gave up with this error: as its folder says, or else it failed."""
     from omegaconf import OmegaConf
 
-    from bfl_bench import records
-
     try:
         resolved = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
-        summary = records.finished_summary(Path(resolved["out"]) / records.folder_name(resolved), resolved)
+        summary = finished_summary(Path(resolved["out"]) / folder_name(resolved), resolved)
     except Exception as problem:
         return outcome_of(problem)
     if summary is not None:

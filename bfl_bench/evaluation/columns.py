@@ -31,7 +31,7 @@ class Column:
 _ROUND = Column(name="round", label="round", definition="number of the round, from 1", direction=None)
 _CLIENT = Column(name="client", label="client", definition="number of the client, from 0", direction=None)
 _OWN_TEST = "runs whose clients have test examples of their own"
-_GIVEN = "methods with point models, with given.posterior"
+_REFERENCE = "methods with point models, with reference_posterior"
 
 _VALIDATION = "runs with partition.validation above 0"
 _VALIDATED = {
@@ -291,9 +291,9 @@ TABLES: Mapping[str, Sequence[Column]] = {
             name="ae",
             label="aggregation error",
             definition="D of the global model, where D(theta) = (theta - mean)^T precision (theta - mean) / 2 under "
-            "the last posterior of the given run",
+            "the last posterior of that run",
             direction="down",
-            of=_GIVEN,
+            of=_REFERENCE,
         ),
         Column(
             name="lf",
@@ -301,7 +301,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
             definition="D, as in the aggregation error, of the clients' local models, averaged with weights "
             "proportional to size",
             direction="down",
-            of=_GIVEN,
+            of=_REFERENCE,
         ),
     ),
     "clients.csv": (

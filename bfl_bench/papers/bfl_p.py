@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from bfl_bench import records, report
+from bfl_bench.identity import read_config
 from bfl_bench.papers import tables
 from bfl_bench.papers.tables import Row
 from bfl_bench.report import Config, Run
@@ -152,7 +152,7 @@ def make_table5(arguments: Namespace) -> None:
         runs, _ = report.find_runs([folder], arguments.where, partial(row_of, 100))
         for run in runs:
             _, model, rule = row_of(100, run.config) or ("", "", "")
-            engine = yaml.safe_load((folder / records.CONFIG).read_text())["engine"]
+            engine = (read_config(folder) or {})["engine"]
             found[model, rule, engine.get("workers", 1)] = (seconds_per_round(run), run)
     line = "bfl-run -m experiment=bfl_p_table5"
     report.need(found, "table 5", line)

@@ -298,10 +298,10 @@ def make_figure2(arguments: Namespace) -> None:
     runs, notes = report.find_runs(arguments.runs, arguments.where, keep)
     several = [run for run in runs if run.config["rounds"] > 1]
     report.need(several, "several rounds of MNIST with beta 0.5", line_of("figure2"))
-    starts = {run.folder.name: run for run in runs}
+    starts = report.by_name(runs)
     curves: dict[str, list[float]] = {}
     for run in several:
-        name, start = METHODS[run.config["method.name"]], starts.get(run.config["given.start"])
+        name, start = METHODS[run.config["method.name"]], starts.get(run.config["start_from"])
         if start is None:
             curve = curve_of(run)
         else:
@@ -314,7 +314,7 @@ def make_figure2(arguments: Namespace) -> None:
         once = [run for run in runs if run.config["rounds"] == 1 and "fedlpa" in run.config["method.name"]]
         once = [run for run in once if run.config["local.epochs"] == epochs]
         line = f"bfl-run experiment=fedlpa_figure2 dataset=mnist local.epochs={epochs} "
-        line += f"method=fedavg rounds={rounds - 1} given.start={once[0].folder}" if once else "rounds=1"
+        line += f"method=fedavg rounds={rounds - 1} start_from={once[0].folder}" if once else "rounds=1"
         notes.append(f"no run of FedLPA once, then FedAvg. The next step: `{line}`")
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -326,7 +326,7 @@ def make_figure2(arguments: Namespace) -> None:
     rows = [[name, f"{curve[0]:.2f}", f"{curve[-1]:.2f}", str(len(curve))] for name, curve in curves.items()]
     text = "# FedLPA, figure 2: MNIST, beta 0.5, accuracy (%)\n\n"
     text += report.markdown(["method", "first round", "last round", "rounds"], rows)
-    text += tables.describe_scale("fedlpa_figure2", (run.config for run in several if not run.config["given.start"]))
+    text += tables.describe_scale("fedlpa_figure2", (run.config for run in several if not run.config["start_from"]))
     cells = [{"method": n, "round": i + 1, "accuracy": v} for n, curve in curves.items() for i, v in enumerate(curve)]
     report.write(arguments.to, "fedlpa_figure2", text + report.describe_notes(notes), cells)
     report.save_figure(figure, arguments.to, "fedlpa_figure2")

@@ -168,11 +168,12 @@ def make_figure4(arguments: Namespace) -> None:
 
 
 def first_cells(groups: Iterable[report.Group]) -> list[dict[str, object]]:
+    """Make the rows of a table, in an order that does not depend on the names of folders."""
     cells: list[dict[str, object]] = []
     for group in groups:
         setting = {key: group.config[key] for key in (*SETTING, *GRID)}
         cells.append({"method": METHODS[group.config["method.name"]], **setting, "GA (%)": last(group)})
-    return cells
+    return sorted(cells, key=lambda cell: [cell[key] for key in ("method", *SETTING, *GRID)])
 
 
 def last(group: report.Group, metric: str = "ga") -> str:

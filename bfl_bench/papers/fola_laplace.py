@@ -151,7 +151,7 @@ def find_points(runs: Iterable[Run], optima: Mapping[str, Run]) -> list[Point]:
     """Runs that measured their distance to one of the optima; those that also started there measure forgetting."""
     points: list[Point] = []
     for run in runs:
-        posterior, start = run.config["given.posterior"], run.config["given.start"]
+        posterior, start = run.config["reference_posterior"], run.config["start_from"]
         if posterior not in optima or start not in (None, posterior):
             continue
         kind, distance, accuracy = ("AE", "ae", "ga") if start is None else ("LF", "lf", "la")
@@ -170,23 +170,20 @@ def make_figure12(arguments: Namespace) -> None:
         return config["model.name"] == "softmax" and config["num_clients"] == 2 and "partition.alpha" in config
 
     runs, notes = report.find_runs(arguments.runs, arguments.where, keep)
-    optima = {
-        run.folder.name: run
-        for run in runs
-        if run.config.get("method.structure") == "full" and run.config["rounds"] >= 15
-    }
-    report.need(list(optima.values()), "15 rounds with the full Hessian", OPTIMUM)
-    points = find_points(runs, optima)
+    optima = [run for run in runs if run.config.get("method.structure") == "full" and run.config["rounds"] >= 15]
+    report.need(optima, "15 rounds with the full Hessian", OPTIMUM)
+    points = find_points(runs, report.by_name(optima))
     text = "# FOLA, Fig. 12: accuracy against aggregation error (AE) and local forgetting (LF)\n\n"
-    for name, run in optima.items():
+    for run in optima:
+        name = run.folder.name
         alpha, accuracy = run.config["partition.alpha"], 100 * float(run.final["ga"] or 0)
         text += f"Known posterior, alpha {alpha}: GA {accuracy:.2f} % after {run.config['rounds']} rounds ({name})\n\n"
         there = {point.kind for point in points if point.alpha == alpha}
-        line = f"bfl-run -m experiment=fola_figure12 partition.alpha={alpha} given.posterior={run.folder}"
+        line = f"bfl-run -m experiment=fola_figure12 partition.alpha={alpha} reference_posterior={run.folder}"
         if "AE" not in there:
             notes.append(f"no AE at alpha {alpha}. To make it: `{line} local.epochs=1,5,20`")
         if "LF" not in there:
-            line += f" given.start={run.folder} rounds=1 local.epochs=1,2,5,10,20"
+            line += f" start_from={run.folder} rounds=1 local.epochs=1,2,5,10,20"
             notes.append(f"no LF at alpha {alpha}. To make it: `{line} row=fola_figure12/full,fola_figure12/fedavg`")
     cells = [point._asdict() for point in points]
     text += report.cells_as_markdown(cells) if cells else ""

@@ -18,9 +18,9 @@ from pathlib import Path
 import yaml
 
 from bfl_bench import records
+from bfl_bench.identity import PARTS, fill_in, meaning
 from bfl_bench.report.output import describe_notes, markdown, write
 from bfl_bench.report.runs import (
-    PARTS,
     Config,
     Group,
     ReportError,
@@ -156,15 +156,16 @@ def read_conf(path: Path, prefix: str = "") -> Config:
             values |= {"model.name": entry["override /model"]} if "override /model" in entry else {}
         elif entry != "_self_":
             values |= read_conf(path.with_name(f"{entry}.yaml"), prefix)
-    return values | flatten(records.identity(content), prefix)
+    return values | flatten(meaning(content), prefix)
 
 
 def _expected(config: Config, experiment: str) -> Config:
     """What an experiment has, with the parts that a config names: defaults, then those of the parts, then its own."""
     folder = records.config_folder()
+    sections = {key.split(".")[0] for key in config if "." in key}
+    values = flatten(fill_in({section: {"_target_": config.get(f"{section}._target_")} for section in sections}))
     parts = [(folder / part / f"{config.get(f'{part}.name')}.yaml", f"{part}.") for part in (*PARTS, "model")]
     files = [(folder / "config.yaml", ""), *parts, (folder / "experiment" / f"{experiment}.yaml", "")]
-    values: Config = {}
     for path, prefix in files:
         values |= read_conf(path, prefix) if path.exists() else {}
     return values

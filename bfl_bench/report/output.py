@@ -13,6 +13,7 @@ import yaml
 
 from bfl_bench import records
 from bfl_bench.errors import BflError
+from bfl_bench.identity import modernise_override
 from bfl_bench.report.runs import Group, ReportError, summarise
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Names
 
 def parse_where(items: Iterable[str]) -> dict[str, object]:
     """KEY=VALUE as on the command line, values read as YAML."""
-    pairs = (item.partition("=") for item in items)
+    pairs = (modernise_override(item).partition("=") for item in items)
     return {key: yaml.safe_load(value) for key, _, value in pairs}
 
 

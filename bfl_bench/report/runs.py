@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from bfl_bench import records
 from bfl_bench.errors import BflError
+from bfl_bench.identity import complete, folder_name, meaning, read_config
 
 Config = dict[str, Any]
-"""Flat: `local.lr` -> 0.01. Only what decides a result, as `records.identity` has it."""
-
-PARTS = ("dataset", "partition", "method", "aggregator")
+"""Flat: `local.lr` -> 0.01. Only what decides a result, as `identity.complete` has it."""
 
 
 class ReportError(BflError):
@@ -109,11 +106,11 @@ def find_runs(
     notes = [f"{path}: no such folder" for path in paths if not path.exists()]
     files = {file.resolve(): file for path in paths for file in sorted(path.rglob(records.CONFIG))}
     for file in files.values():
-        content = yaml.safe_load(file.read_text())
-        if not isinstance(content, dict) or not {"seed", "rounds", *PARTS} <= set(content):
+        content = read_config(file.parent)
+        if content is None:
             continue  # not a run's
-        folder, config = file.parent, flatten(records.identity(content))
-        if any(config.get(key) != value for key, value in records.identity(where).items()) or not keep(config):
+        folder, config = file.parent, flatten(complete(content))
+        if any(config.get(key) != value for key, value in meaning(where).items()) or not keep(config):
             continue
         summary = records.read_json(folder / records.SUMMARY)
         identity = json.dumps(config, sort_keys=True)
@@ -125,6 +122,16 @@ def find_runs(
         else:
             runs[identity] = Run(folder, config, summary["final"] or {}, summary["status"] == "diverged")
     return list(runs.values()), notes
+
+
+def by_name(runs: Iterable[Run]) -> dict[str, Run]:
+    """Index the runs by the names that other runs' configs have for them; older configs have the folder's name."""
+    named: dict[str, Run] = {}
+    for run in runs:
+        content = read_config(run.folder)
+        assert content is not None  # or it would not have been found
+        named |= {run.folder.name: run, folder_name(content): run}
+    return named
 
 
 def group_over_seeds(runs: Iterable[Run]) -> list[Group]:

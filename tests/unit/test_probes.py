@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from bfl_bench import records
 from bfl_bench.build import load, plan
-from bfl_bench.errors import ConfigError, RunError
+from bfl_bench.errors import ConfigError
 from bfl_bench.inference.precision import Gaussian, MeanCosine
 from tests.composing import SMALL, experiment, resolve, run_in
 from tests.federation import generator
@@ -99,10 +99,10 @@ def test_a_run_starts_where_another_ended(tmp_path: Path) -> None:
     first = finished(tmp_path / "first", *TWO, "method=fola")
     start = state_of(first)
     assert start["round"] == 2
-    later = experiment(*TWO, "method=fola", f"given.start={first}")
+    later = experiment(*TWO, "method=fola", f"start_from={first}")
     run_in(tmp_path / "later", experiment_=later)
     assert state_of(tmp_path / "later")["round"] == 4
-    onward = experiment(*TWO, "method=fedavg", "rounds=1", "server.lr=1e-9", f"given.start={first}")
+    onward = experiment(*TWO, "method=fedavg", "rounds=1", "server.lr=1e-9", f"start_from={first}")
     run_in(tmp_path / "onward", experiment_=onward)
     after = state_of(tmp_path / "onward")
     assert set(after) == {"params"}
@@ -112,7 +112,8 @@ def test_a_run_starts_where_another_ended(tmp_path: Path) -> None:
 def test_aggregation_error_and_forgetting_under_a_known_posterior(tmp_path: Path) -> None:
     first = finished(tmp_path / "first", *TWO, "method=fola")
     known = state_of(first)
-    run_in(tmp_path / "run", *TWO, "method=fedavg", "rounds=1", "eval.keep_messages=[1]", f"given.posterior={first}")
+    options = ["rounds=1", "eval.keep_messages=[1]", f"reference_posterior={first}"]
+    run_in(tmp_path / "run", *TWO, "method=fedavg", *options)
 
     def distance(params: torch.Tensor) -> float:
         return 0.5 * ((params - known["params"]) ** 2 * known["precision"]).double().sum().item()
@@ -128,23 +129,22 @@ def test_aggregation_error_and_forgetting_under_a_known_posterior(tmp_path: Path
 
 def finished(folder: Path, *overrides: str) -> Path:
     run_in(folder, *overrides)
+    records.start(folder, resolve(*overrides), force=False)
     return folder
 
 
-def test_the_name_of_a_given_folder_decides_not_where_it_lies() -> None:
-    one, other = (resolve(f"given.start={path}") for path in ("/here/run_1a", "there/run_1a"))
-    assert records.identity(one) == records.identity(other) != records.identity(resolve("given.start=run_2b"))
-    assert records.identity(resolve())["given"] == {"start": None, "posterior": None}
-
-
-def test_what_cannot_be_given_is_named(tmp_path: Path) -> None:
+def test_what_a_run_cannot_build_on_is_named(tmp_path: Path) -> None:
     first = finished(tmp_path / "first", *TWO, "method=fedavg")
-    with pytest.raises(RunError, match="not the folder of a finished run"):
-        load(plan(resolve(*TWO, f"given.start={tmp_path}")))
-    with pytest.raises(ConfigError, match=r"given.start: got .* whose network has \d+ parameters"):
-        load(plan(resolve(*TWO, "model.hidden=[9]", f"given.start={first}")))
-    with pytest.raises(ConfigError, match=r"given.posterior: got .* a run of fola"):
-        load(plan(resolve(*TWO, f"given.posterior={first}")))
+    with pytest.raises(ConfigError, match=r"start_from: got .* the folder of a run, with its config.yaml"):
+        plan(resolve(*TWO, f"start_from={tmp_path}"))
+    (tmp_path / "begun").mkdir()
+    records.start(tmp_path / "begun", resolve(*TWO), force=False)
+    with pytest.raises(ConfigError, match=r"reference_posterior: got .*/begun', allowed: .* finished run"):
+        load(plan(resolve(*TWO, f"reference_posterior={tmp_path / 'begun'}")))
+    with pytest.raises(ConfigError, match=r"start_from: got .* whose network has \d+ parameters"):
+        load(plan(resolve(*TWO, "model.hidden=[9]", f"start_from={first}")))
+    with pytest.raises(ConfigError, match=r"reference_posterior: got .* a run of fola"):
+        load(plan(resolve(*TWO, f"reference_posterior={first}")))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_validation_examples_are_the_clients_own_and_train_nobody() -> None:
 
 
 def test_augmented_data_are_validated_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = [f"data_dir={records.MADE_UP}", "dataset=mnist", "dataset.flip=true", "partition.validation=0.1"]
+    options = [f"data_dir={records.STAND_IN}", "dataset=mnist", "dataset.flip=true", "partition.validation=0.1"]
     worker = experiment(*options).worker
     assert worker.train.x.dtype == torch.uint8
     x = worker.sets[VALIDATION].split.x

@@ -22,7 +22,7 @@ from bfl_bench.data.sources import federations, fetching, files, stand_in
 from bfl_bench.data.sources.fetching import Way
 from bfl_bench.data.sources.files import AlteredFileError, Arrays, Content, Layout, import_torchvision_datasets
 from bfl_bench.errors import DataError
-from bfl_bench.records import MADE_UP
+from bfl_bench.records import STAND_IN
 
 __all__ = ["SOURCES", "Arrays", "Source", "Status", "default_data_dir", "load_arrays", "load_content"]
 
@@ -299,7 +299,7 @@ def load_arrays(name: str, data_dir: Path) -> Arrays:
 def load_content(name: str, data_dir: Path) -> Any:
     """The same for a dataset of any kind: what the layouts of its source read."""
     source = SOURCES[name]
-    if data_dir == Path(MADE_UP):
+    if data_dir == Path(STAND_IN):
         return stand_in.make(name)
     if source.status(data_dir).state == "missing":
         source.get(data_dir)

@@ -1,6 +1,6 @@
 """Stand-ins for the real files: small random data of the same shapes, to try out an experiment in seconds.
 
-`data_dir=made-up` asks for them. Every number is drawn from a fixed seed. Classes differ in their means, so that
+`data_dir=stand-in` asks for them. Every number is drawn from a fixed seed. Classes differ in their means, so that
 something can be learnt; nothing that is learnt means anything.
 """
 

@@ -1,0 +1,241 @@
+"""What a run is: the part of its config that decides the results, and the name made of it. Knows no torch.
+
+Names last. Of a part of our own only the class or function counts, not the module that it lies in. A key of `ADDED`
+counts only where its value differs from the one that means "as before the key existed". A file that a run reads counts
+by its content, and the folder of an earlier run by what that run is, not by their paths. Keys and values of `RENAMED`
+are understood under their old names as well.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bfl_bench import records
+from bfl_bench.errors import RunError
+
+# Keys that cannot change a result; `inputs` counts in the place of the paths that it describes.
+WITHOUT_EFFECT = frozenset(
+    "out data_dir engine observer force checkpoint dry_run hydra scale schema_version inputs".split()
+)
+
+ADDED: dict[str, Any] = {
+    "start_from": None,
+    "reference_posterior": None,
+    "local.optimizer": "sgd",
+    "local.betas": [0.9, 0.999],
+    "local.schedule": "constant",
+    "server.rule": "sgd",
+    "server.momentum": 0,
+    "server.beta2": 0.99,
+    "server.tau": 0.001,
+    "server.bias_correction": False,
+    "partition.validation": 0,
+}
+"""Keys that some configs lack, with the value that means the same as their absence.
+
+A key of a part is named by the part's class or function (`Fola.structure`), any other by its place in the config. An
+entry stays for good: without it, every run has another name.
+"""
+
+RENAMED = {
+    "given.start": "start_from",
+    "given.posterior": "reference_posterior",
+    "data_dir=made-up": f"data_dir={records.STAND_IN}",
+}
+"""Keys, and what they are called now; with `=`, values of a key."""
+
+RUNS = ("start_from", "reference_posterior")
+"""Keys whose values are folders of earlier runs."""
+
+PARTS = ("dataset", "partition", "method", "aggregator")
+
+
+def _keep_silent(sentence: str) -> None:
+    pass
+
+
+def modernise(config: Mapping[str, Any], tell: Callable[[str], None] = _keep_silent) -> dict[str, Any]:
+    """Rename what has another name today; `tell` gets a sentence on each. A value under today's name wins."""
+    current = copy.deepcopy(dict(config))
+    for old, new in RENAMED.items():
+        (key, _, value), (new_key, _, new_value) = old.partition("="), new.partition("=")
+        section, last = _find_section(current, key)
+        if last not in section or (value and section[last] != value):
+            continue
+        tell(_describe_renaming(old, new))
+        if value:
+            section[last] = new_value
+            continue
+        found = section.pop(last)
+        if not section:  # its last key
+            above, name = _find_section(current, key.rpartition(".")[0])
+            del above[name]
+        section, last = _find_section(current, new_key)
+        if section.get(last) is None:
+            section[last] = found
+    return current
+
+
+def _find_section(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """Find where a dotted key stands, an empty section if nowhere, and its last part."""
+    *names, last = key.split(".")
+    section: Any = config
+    for name in names:
+        section = section.get(name) if isinstance(section, dict) else None
+    return (section if isinstance(section, dict) else {}), last
+
+
+def modernise_override(override: str, tell: Callable[[str], None] = _keep_silent) -> str:
+    """Rename likewise in `key=value`, as it stands on the command line."""
+    signs = override[: len(override) - len(override.lstrip("+~"))]
+    assignment = override.removeprefix(signs)
+    key, equals, value = assignment.partition("=")
+    for old in (key, assignment):
+        if old in RENAMED:
+            tell(_describe_renaming(old, RENAMED[old]))
+            return f"{signs}{RENAMED[old]}" + (equals + value if old == key else "")
+    return override
+
+
+def _describe_renaming(old: str, new: str) -> str:
+    return f"{old} is called {new} now; the old name works for one more release"
+
+
+def meaning(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what decides the results, of a config or a part of one; 1 and 1.0 become the same.
+
+    Where the data lie does not matter, unless they are stand-ins. `inputs` replaces paths. Without it, as in configs of
+    older versions, the last part of the folder of an earlier run counts, which is that run's name.
+    """
+    config = modernise(config)
+    kept: dict[str, Any] = _normalise({key: value for key, value in config.items() if key not in WITHOUT_EFFECT})
+    if config.get("data_dir") == records.STAND_IN:
+        kept["data_dir"] = records.STAND_IN
+    for key in RUNS:
+        if isinstance(kept.get(key), str):
+            kept[key] = Path(kept[key]).name or kept[key]
+    for key, digest in (config.get("inputs") or {}).items():
+        section, last = _find_section(kept, key)
+        section[last] = digest
+    return kept
+
+
+def _normalise(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shorten(item) if key == "_target_" else _normalise(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_normalise(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
+
+
+def _shorten(target: Any) -> Any:
+    """Keep the class or function alone where it is our own; one of a user's counts with its module."""
+    return target.rpartition(".")[2] if isinstance(target, str) and target.startswith("bfl_bench.") else target
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Reduce a resolved or stored config to what the run is: configs with the same identity are the same run."""
+    return _leave_out(meaning(config))
+
+
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Do the same, but with every added key, for a reader: equal identities are equal here, too."""
+    return fill_in(meaning(config))
+
+
+def _leave_out(node: dict[str, Any], place: str = "") -> dict[str, Any]:
+    neutral = _added_to(node, place)
+    return {
+        key: _leave_out(value, f"{place}{key}.") if isinstance(value, dict) else value
+        for key, value in node.items()
+        if key not in neutral or value != neutral[key]
+    }
+
+
+def fill_in(node: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Give a config, or the section of one at `place`, the added keys that it lacks, with the values that it means."""
+    absent = {key: neutral for key, neutral in _added_to(node, place).items() if key not in node}
+    return {
+        key: fill_in(value, f"{place}{key}.") if isinstance(value, dict) else copy.copy(value)
+        for key, value in (node | absent).items()
+    }
+
+
+def _added_to(node: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Find the entries of `ADDED` that belong into a section of a config."""
+    found: dict[str, Any] = {}
+    for key, neutral in ADDED.items():
+        section, dot, last = key.rpartition(".")
+        if section + dot == place or (dot and section == _shorten(node.get("_target_"))):
+            found[last] = neutral
+    return found
+
+
+def folder_name(config: Mapping[str, Any]) -> str:
+    """Name a run by dataset, partition, method, aggregator, seed, and a short hash of all that decides the results."""
+    config = identity(config)
+    text = json.dumps(config, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    partition = config["partition"]["name"]
+    if "alpha" in config["partition"]:
+        partition += f"-{config['partition']['alpha']}"
+    parts = [config["dataset"]["name"], partition, config["method"]["name"]]
+    if config["aggregator"]["name"] != "none":
+        parts.append(config["aggregator"]["name"])
+    return "_".join([*parts, f"seed{config['seed']}", digest])
+
+
+def describe_inputs(config: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the files and folders that a config names, by key: a file by its sha256, an earlier run by its name.
+
+    What cannot be read has no entry; `build` says what is wrong with it.
+    """
+    path = _find_section(dict(config), "partition.path")[0].get("path")
+    found = {"partition.path": digest_file(path)} | {key: _name_run(config.get(key)) for key in RUNS}
+    return {key: digest for key, digest in found.items() if digest is not None}
+
+
+def digest_file(path: object) -> str | None:
+    """Compute the sha256 of a file's content; None where it cannot be read."""
+    if not isinstance(path, str | Path):
+        return None
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _name_run(folder: object) -> str | None:
+    config = read_config(Path(folder).expanduser()) if isinstance(folder, str) else None
+    return None if config is None else folder_name(config)
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """Read the config in a run's folder, by today's names; None where there is none, or that of something else."""
+    try:
+        content = yaml.safe_load((folder / records.CONFIG).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    if not isinstance(content, dict) or not {"seed", "rounds"} <= set(content):
+        return None
+    named = all(isinstance(content.get(part), dict) and "name" in content[part] for part in PARTS)
+    return modernise(content) if named else None
+
+
+def finished_summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read the summary of a run that is over; None where there is none, or only a part of one."""
+    if not (folder / records.CONFIG).exists():
+        return None
+    stored = read_config(folder)
+    if stored is None or identity(stored) != identity(config):
+        raise RunError(
+            f"{folder} belongs to another config (see its {records.CONFIG}); use another `out`, or force=true"
+        )
+    summary = records.read_json(folder / records.SUMMARY)
+    return summary if summary and summary["status"] in ("done", "diverged") else None
