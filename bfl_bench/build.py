@@ -26,6 +26,7 @@ from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import Engine, EvalSettings, Worker
 from bfl_bench.errors import ConfigError
+from bfl_bench.groups import PARTS
 from bfl_bench.inference.precision import Gaussian
 from bfl_bench.method import DataInfo, LocalSettings, Method, Task, Tensors
 from bfl_bench.models.flat import FlatModel
@@ -34,8 +35,6 @@ from bfl_bench.models.lateral import Lateral
 from bfl_bench.rng import derive_seed, seeded_globally, stream
 from bfl_bench.run.checkpoint import read_state
 from bfl_bench.run.loop import Experiment
-
-GROUPS = ("dataset", "partition", "model", "method", "aggregator", "engine")
 
 
 @dataclass(frozen=True)
@@ -104,15 +103,15 @@ def plan(config: Mapping[str, Any]) -> Plan:
         "eval": EvalSettings,
         "checkpoint": CheckpointSettings,
     }
-    for key in (*GROUPS, *sections):
+    for key in (*PARTS, *sections):
         if not isinstance(config.get(key), dict):
             raise ConfigError(key, config.get(key), "a group of keys, as in conf/")
-    for group in GROUPS:
+    for group in PARTS:
         name = config[group].get("name")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
             raise ConfigError(f"{group}.name", name, "letters, digits, dots, dashes and underscores, for the folder")
-    top = {key: value for key, value in config.items() if key not in GROUPS and key not in sections}
-    settings = Settings(**check_arguments(Settings, top, also=(*GROUPS, *sections)))
+    top = {key: value for key, value in config.items() if key not in PARTS and key not in sections}
+    settings = Settings(**check_arguments(Settings, top, also=(*PARTS, *sections)))
     if settings.participation > 1 and settings.participation != int(settings.participation):
         raise ConfigError(
             "participation",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "bfl_bench"
 LAYERS = [  # from the bottom
-    {"errors"},
+    {"errors", "groups"},
     {"checks", "rng", "records"},
     {"aggregators", "models", "data"},
     {"evaluation"},
@@ -57,7 +57,7 @@ def test_methods_do_not_import_one_another() -> None:
 
 
 def test_records_and_show_know_no_torch() -> None:
-    files = [PACKAGE / name for name in ("records.py", "run/show.py", "errors.py", "checks.py")]
+    files = [PACKAGE / name for name in ("records.py", "run/show.py", "errors.py", "checks.py", "groups.py")]
     for path in (*files, *(PACKAGE / "report").glob("*.py")):
         assert not [module for module in imported(path) if module.split(".")[0] == "torch"], path
 
