@@ -26,6 +26,7 @@ from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import TEST, VALIDATION, Engine, EvalSettings, EvaluationSet, Worker
 from bfl_bench.errors import ConfigError, RunError, UnsuitableError
+from bfl_bench.groups import PARTS
 from bfl_bench.identity import RUNS, read_config
 from bfl_bench.inference.precision import Gaussian
 from bfl_bench.likelihood import Categorical
@@ -37,8 +38,6 @@ from bfl_bench.rng import derive_seed, seeded_globally, stream
 from bfl_bench.run.checkpoint import read_state
 from bfl_bench.run.loop import Experiment
 from bfl_bench.run.observers import Observer
-
-GROUPS = ("dataset", "partition", "model", "method", "aggregator", "engine", "observer")
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,15 @@ def plan(config: Mapping[str, Any]) -> Plan:
         "eval": EvalSettings,
         "checkpoint": CheckpointSettings,
     }
-    for key in (*GROUPS, *sections):
+    for key in (*PARTS, *sections):
         if not isinstance(config.get(key), dict):
             raise ConfigError(key, config.get(key), "a group of keys, as in conf/")
-    for group in GROUPS:
+    for group in PARTS:
         name = config[group].get("name")
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
             raise ConfigError(f"{group}.name", name, "letters, digits, dots, dashes and underscores, for the folder")
-    top = {key: value for key, value in config.items() if key not in (*GROUPS, *sections, "inputs")}
-    settings = Settings(**check_arguments(Settings, top, also=(*GROUPS, *sections)))
+    top = {key: value for key, value in config.items() if key not in (*PARTS, *sections, "inputs")}
+    settings = Settings(**check_arguments(Settings, top, also=(*PARTS, *sections)))
     for key in RUNS:
         if top[key] is not None and key not in config.get("inputs", {}):
             raise ConfigError(key, top[key], f"the folder of a run, with its {records.CONFIG}")

@@ -106,9 +106,10 @@ def check_arguments(
     return dict(values)
 
 
-def unknown_key(name: str, keys: Sequence[str]) -> str:
-    close = get_close_matches(name, keys, 1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+def unknown_key(name: str, keys: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+    """Say which keys there are, and which was perhaps meant: a similar one, or one of the same name `elsewhere`."""
+    close = get_close_matches(name, keys, 1) or list(elsewhere)
+    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
     return f"no such key; the keys are {', '.join(keys)}{hint}" if keys else "no such key"
 
 

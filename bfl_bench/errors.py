@@ -1,6 +1,17 @@
 """The errors a user can meet. Each is one clear sentence; the command line prints it without a traceback."""
 
 
+def as_written(value: object) -> str:
+    """Say a value as one writes it in a config: null, true, [1, 2], {key: value}; a text in quotes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {as_written(item)}' for key, item in value.items())}}}"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return repr(value)
+
+
 class BflError(Exception):
     """Something the user can act on; `exit_code` is what the command returns for it."""
 
@@ -13,7 +24,7 @@ class ConfigError(BflError):
     exit_code = 2
 
     def __init__(self, key: str, got: object, allowed: str) -> None:
-        super().__init__(f"{key}: got {got!r}, allowed: {allowed}")
+        super().__init__(f"{key}: got {as_written(got)}, allowed: {allowed}")
         self.key, self.got, self.allowed = key, got, allowed
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, object, str]]:

@@ -7,8 +7,8 @@ With the default launcher points run one after the other, each announced with an
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -24,13 +24,19 @@ class BflSweeper(BasicSweeper):
         self.limit = limit
 
     def sweep(self, arguments: list[str]) -> Any:
+        from bfl_bench.checks import AtLeast, check_value
         from bfl_bench.commands.outcome import Outcome, outcome_of
         from bfl_bench.commands.run import finish_sweep, look_up, tell
+        from bfl_bench.errors import ConfigError
         from bfl_bench.identity import modernise_override
 
         assert self.config is not None
         assert self.launcher is not None
         assert self.hydra_context is not None
+        check_value("hydra.sweeper.limit", self.limit, Annotated[int, AtLeast(1)] | None)
+        check_value("hydra.sweeper.max_batch_size", self.max_batch_size, Annotated[int, AtLeast(1)] | None)
+        if not isinstance(self.params, Mapping):
+            raise ConfigError("hydra.sweeper.params", self.params, "{key: values}")
         loader = self.hydra_context.config_loader
         swept = [modernise_override(override, tell) for override in self._parse_config()]
         overrides = OverridesParser.create(config_loader=loader).parse_overrides([*swept, *arguments])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "bfl_bench"
 LAYERS = [  # from the bottom
-    {"errors"},
+    {"errors", "groups"},
     {"checks", "rng", "records"},
     {"identity"},
     {"aggregators", "models"},
@@ -61,8 +61,8 @@ def test_methods_do_not_import_one_another() -> None:
 
 
 def test_records_and_show_know_no_torch() -> None:
-    names = ("records.py", "identity.py", "run/observers.py", "commands/summary.py", "errors.py", "checks.py")
-    files = [PACKAGE / name for name in names]
+    names = ("records", "identity", "groups", "run/observers", "commands/summary", "errors", "checks")
+    files = [PACKAGE / f"{name}.py" for name in names]
     for path in (*files, *(PACKAGE / "report").glob("*.py")):
         assert not [module for module in imported(path) if module.split(".")[0] == "torch"], path
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,7 +97,6 @@ def test_divergence_is_named(bfl_run: BflRun, tmp_path: Path) -> None:
         ("local.epoch=3", "bfl-run: local.epoch: got '3', allowed: no such key; the keys are epochs"),
         ("nothing=3", "bfl-run: nothing: got '3', allowed: no such key; the keys are seed"),
         ("num_clients=4000", "bfl-run: num_clients: got 4000"),
-        ("rounds=[1", "bfl-run: "),
     ],
 )
 def test_errors_are_one_sentence_and_leave_no_folder(bfl_run, tmp_path: Path, argument: str, sentence: str) -> None:
@@ -118,15 +116,6 @@ def test_dry_run_counts_steps_and_makes_no_folder(bfl_run: BflRun, tmp_path: Pat
     assert "SGD steps: 24\n" in result.out
     assert "folder: outputs/synthetic_iid_fola_seed0_" in result.out
     assert not (tmp_path / "outputs").exists()
-
-
-def test_version_and_help_need_no_torch() -> None:
-    for option in ("--version", "--help"):
-        code = f"import sys; sys.argv = ['bfl-run', '{option}']; from bfl_bench.commands.run import main; main(); "
-        code += "sys.exit('torch' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0
-        assert "bfl" in done.stdout
 
 
 def test_tab_completion_answers() -> None:
@@ -247,14 +236,12 @@ def test_wrong_key_of_ones_own_method(bfl_run: BflRun, tmp_path: Path) -> None:
     (tmp_path / "conf" / "method" / "mine.yaml").write_text("_target_: nowhere.Mine\nname: mine\n")
     result = bfl_run("--config-dir", "conf", "method=mine", "method.foo=3")
     assert result.code == 2
-    assert result.err == "bfl-run: method.foo: got '3', allowed: no such key\n"
+    assert result.err == "bfl-run: method.foo: got '3', allowed: no such key; the keys are _target_, name\n"
 
 
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ("=3", "bfl-run: "),
-        ("seed=${nope}", "bfl-run: Interpolation key 'nope' not found"),
         ("dataset.name=../../x", "bfl-run: dataset.name: got '../../x', allowed: letters"),
         ("threads=100000", "bfl-run: threads: got 100000"),
         ("model.hidden=[999999999999]", "bfl-run: model: got 'a network that cannot be made'"),

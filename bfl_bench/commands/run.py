@@ -9,14 +9,19 @@ import functools
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bfl_bench.commands.outcome import GROUPS, STATUSES, Outcome, outcome_of
+from bfl_bench.commands.composing import check_package
+from bfl_bench.commands.help import help_text
+from bfl_bench.commands.outcome import STATUSES, Outcome, outcome_of
+from bfl_bench.commands.words import CommandLine, check_words, read_by_hydra, read_words
 from bfl_bench.engines.fork_server import open_fork_server
 from bfl_bench.errors import BflError, ConfigError, RunError
+from bfl_bench.groups import GROUPS
 from bfl_bench.identity import describe_inputs, finished_summary, folder_name, modernise, modernise_override
 from bfl_bench.records import config_folder
 
@@ -31,24 +36,32 @@ class SweepError(BflError):
 
 
 def main() -> None:
-    if "--version" in sys.argv[1:]:
-        from bfl_bench import __version__
+    try:
+        line = read_words(sys.argv[1:])
+        if "--version" in line.options:
+            from bfl_bench import __version__
 
-        print(f"bfl-bench {__version__}")
-        return
-    if {"--help", "-h"} & set(sys.argv[1:]):
-        print(help_text())
-        return
-    sys.exit(_run_hydra())
+            print(f"bfl-bench {__version__}")
+            return
+        if "--help" in line.options:
+            print(help_text(line))
+            return
+        tell.cache_clear()
+        line = replace(line, overrides=[modernise_override(override, tell) for override in line.overrides])
+        check_words(line)
+        check_package(line)
+    except ConfigError as error:
+        print(f"bfl-run: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(_run_hydra(line))
 
 
-def _run_hydra() -> int:
+def _run_hydra(line: CommandLine) -> int:
     import hydra
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to us instead of printing them
-    tell.cache_clear()
-    sys.argv[1:] = _arrange(sys.argv[1:])
-    sweep = bool({"-m", "--multirun"} & set(sys.argv[1:]))
+    sys.argv[1:] = _arrange(line).as_words()
+    sweep = "--multirun" in line.options
     sys.path.append(str(Path.cwd()))  # so that `_target_` finds a user's own module in the working directory
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for hydra/launcher=ray
@@ -68,47 +81,29 @@ def _run_hydra() -> int:
         return 130
     except SweepError as error:
         return error.exit_code
-    except ValueError as error:  # Hydra raises it for overrides that it cannot read
-        last = Outcome("failed", " ".join(str(error).split()), 2)
     except Exception as error:
-        last = outcome_of(error, sys.argv[1:])
+        last = outcome_of(error, line.as_words())
     if last.exit_code:
         print(f"{last.traceback}bfl-run: {last.message}", file=sys.stderr)
     return last.exit_code
 
 
-def _arrange(arguments: list[str]) -> list[str]:
-    """The arguments as Hydra can take them: options first, keys by today's names and, in a sweep, `method.mu=1` as
-    `method.mu=choice(1)`.
+def _arrange(line: CommandLine) -> CommandLine:
+    """In a sweep, take `method.mu=1` as `method.mu=choice(1)`.
 
     Hydra applies what is not swept to the config of the sweep as a whole, where a key that only some of the swept
     methods have does not exist; what is swept it applies to the points.
     """
-    options: list[str] = []
-    overrides: list[str] = []
-    after_option = False  # where a word without = is the option's value
-    for argument in arguments:
-        is_option = argument.startswith("-")
-        (options if is_option or (after_option and "=" not in argument) else overrides).append(argument)
-        after_option = is_option
-    overrides = [modernise_override(override, tell) for override in overrides]
-    if {"-m", "--multirun"} & set(options):
-        overrides = [_defer(override) for override in overrides]
-    return options + overrides
+    if "--multirun" not in line.options:
+        return line
+    return CommandLine(line.options, [_defer(override) for override in line.overrides])
 
 
 def _defer(override: str) -> str:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
     key, _, value = override.partition("=")
     if not value or "." not in key or key.lstrip("+").split(".")[0] not in GROUPS:
         return override
-    try:
-        swept = OverridesParser.create().parse_override(override).is_sweep_override()
-    except OverrideParseException:
-        return override  # Hydra will say what is wrong with it
-    return override if swept else f"{key}=choice({value})"
+    return override if read_by_hydra(override).is_sweep_override() else f"{key}=choice({value})"
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -265,33 +260,3 @@ def finish_sweep(points: list[tuple[str, Outcome]]) -> list[Outcome]:
     if "failed" in counts:
         raise SweepError(f"{counts['failed']} of {len(points)} points failed")
     return [outcome for _, outcome in points]
-
-
-def _first_comment(path: Path) -> str:
-    comments = (line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
-    return next((comment for comment in comments if not comment.startswith("@package")), "")
-
-
-def help_text() -> str:
-    """Every group with its options, each with the comment its file starts with."""
-    lines = [
-        "bfl-run [key=value ...]        run one federated experiment",
-        "bfl-run -m [key=a,b,c ...]     run every combination of the values",
-        "",
-        "For example: bfl-run method=fedprox dataset=mnist partition.alpha=0.01 local.epochs=5 local.lr=0.01",
-    ]
-    for group in GROUPS:
-        files = sorted((config_folder() / group).glob("[!_]*.yaml"))
-        lines += ["", group] + [f"  {path.stem:<16} {_first_comment(path)}" for path in files]
-    lines += ["", "Other keys, with their defaults (conf/config.yaml):", ""]
-    text = (config_folder() / "config.yaml").read_text()
-    lines += ["  " + line for line in text.split("\n\n", 1)[1].split("hydra:")[0].strip().splitlines()]
-    lines += [
-        "",
-        "bfl-run --cfg job         print the composed config and stop",
-        "bfl-run --config-dir D    look for config files of your own in D first",
-        "bfl-run --version         print the version",
-        'bfl-run --hydra-help      Hydra\'s own options; tab completion: eval "$(bfl-run -sc install=bash)"',
-        "bfl-data list             datasets and whether they are here",
-    ]
-    return "\n".join(lines)

@@ -151,7 +151,7 @@ def test_every_rule_at_once(tmp_path: Path) -> None:
         ),
         (["method=fvb", "eval.also_aggregate=wb"], "eval.also_aggregate: got 'wb', allowed: a list of names"),
         (["method=fvb", "eval.also_aggregate=[1]"], "eval.also_aggregate: got [1], allowed: a list of names"),
-        (["method=fvb", "eval.also_aggregate=null"], "eval.also_aggregate: got None, allowed: a list of names"),
+        (["method=fvb", "eval.also_aggregate=null"], "eval.also_aggregate: got null, allowed: a list of names"),
         (["method=fvb", "aggregator=none"], "aggregator: got 'none', allowed: a rule; method fvb needs one"),
         (["method=fedavg", "aggregator=wb"], "aggregator: got 'wb', allowed: none; method fedavg takes no aggregator"),
         (

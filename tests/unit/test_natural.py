@@ -77,7 +77,7 @@ def test_a_number_of_clients_is_a_seeded_choice_with_its_own_test_set() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(ConfigError, match="num_clients: got None, allowed: a number with partition dirichlet"):
+    with pytest.raises(ConfigError, match="num_clients: got null, allowed: a number with partition dirichlet"):
         plan(resolve("num_clients=null"))
     with pytest.raises(ConfigError, match="does not say whose examples"):
         experiment(*[o for o in SMALL if not o.startswith("partition")], "partition=natural")

@@ -498,7 +498,7 @@ def test_config_files_fit_their_classes(file: Path, tmp_path: Path) -> None:
     assert values.pop("defaults") == ["_sets", "_self_"]  # keys that the builder reads, not the class
     target = getattr(partition_module, values.pop("_target_").removeprefix("bfl_bench.data.partition."))
     if file.stem == "file":  # what it reads is the user's to say
-        with pytest.raises(ConfigError, match="path: got None, allowed: a text"):
+        with pytest.raises(ConfigError, match="path: got null, allowed: a text"):
             check_arguments(target, values)
         values["path"] = str(tmp_path / "partition.npz")
         Iid("iid", "default").split(SMALL_LABELS, 9, 9, seed=0).save(tmp_path / "partition.npz")
