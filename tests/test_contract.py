@@ -1,23 +1,45 @@
 """The contract of every method: pure functions, reproducible, resumable, blind to the order of clients."""
 
 import copy
+import importlib
+import inspect
+import pkgutil
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from bfl_bench import records
-from bfl_bench.engines.worker import Job
-from bfl_bench.method import Client, Tensors
+from bfl_bench import methods, records
+from bfl_bench.engines.worker import TEST, Job
+from bfl_bench.method import Client, Method, Tensors
 from bfl_bench.records import config_folder
 from bfl_bench.rng import stream
 from bfl_bench.run.loop import run
 from bfl_bench.run.observers import ProgressLines
 from tests.composing import choose, experiment, run_in
 
-# A released variant is the same class with other values: tests/test_conf.py runs those.
-METHODS = sorted(path.stem for path in (config_folder() / "method").glob("*.yaml") if "_" not in path.stem)
+
+def find_methods() -> list[str]:
+    """The option of conf/method that has each class; of several, such as a released variant, the first file to name it.
+
+    tests/test_conf.py runs the others.
+    """
+    options: dict[str, str] = {}
+    for path in sorted((config_folder() / "method").glob("*.yaml"), key=lambda path: len(path.stem)):
+        target = yaml.safe_load(path.read_text()).get("_target_")
+        options.setdefault(target, path.stem)
+    found = []
+    for module_info in pkgutil.iter_modules(methods.__path__, f"{methods.__name__}."):
+        module = importlib.import_module(module_info.name)
+        for name, member in inspect.getmembers(module, inspect.isclass):
+            if issubclass(member, Method) and member.__module__ == module.__name__:
+                found.append(options[f"{module.__name__}.{name}"])  # without a file nobody could choose it
+    return sorted(found)
+
+
+METHODS = find_methods()
 pytestmark = pytest.mark.parametrize("method", METHODS)
 
 
@@ -122,3 +144,22 @@ def test_order_of_clients_does_not_matter(method: str) -> None:
         assert equal(reply.memory, backward[id_].memory)
         assert reply.scores == backward[id_].scores
         assert reply.metrics == backward[id_].metrics
+
+
+def test_predictions_are_normalised_and_repeat(method: str) -> None:
+    worker = experiment(*choose(method)).worker
+    state = worker.method.init(worker.task, stream(1, "init"))
+    x = worker.sets[TEST].split.x
+    first, second = (worker.predict(worker.method, state, x, 3, stream(2, "draws")) for _ in range(2))
+    assert torch.equal(first.log_probabilities, second.log_probabilities)
+    totals = first.log_probabilities.double().exp().sum(1)
+    torch.testing.assert_close(totals, torch.ones_like(totals), rtol=1e-5, atol=1e-5)  # float32 sums of a few terms
+
+
+def test_what_a_method_does_not_ask_for_it_does_not_get(method: str) -> None:
+    worker = experiment(*choose(method), *([] if method == "fedbe" else ["dataset.server_samples=20"])).worker
+    needs, data = worker.method.needs, worker.task.server_data
+    assert (data is not None) == (needs.server_data != "none")
+    assert data is None or (data.y is not None) == (needs.server_data == "labelled")
+    assert len(worker.task.initials) == needs.num_initials
+    assert torch.equal(worker.task.initials[0], worker.task.model.initial)

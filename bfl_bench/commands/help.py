@@ -89,7 +89,11 @@ def _option(group: str, name: str, folders: Sequence[Path]) -> str:
         raise ConfigError(group, name, list_names(names, name))
     option = read_option(group, name, folders)
     lines = [f"{group}={name}", *(f"  {text}" for text in (option.title, *option.description) if text)]
-    if brought := _all_brought(option, folders):
+    brought = _all_brought(option, folders)
+    if (values := brought.pop("brings", None)) is not None:  # a file that only sets values
+        entries = read_option("brings", values, folders).entries.values()
+        lines += ["", f"It brings {', '.join(f'{entry.key}={entry.value}' for entry in entries)}; yours wins."]
+    if brought:
         choices = ", ".join(f"{other}={chosen}" for other, chosen in brought.items())
         lines += ["", f"It chooses {choices}; what the command line chooses wins."]
     swept = [entry for key, entry in option.entries.items() if key.startswith(SWEPT)]
