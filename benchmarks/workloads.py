@@ -40,8 +40,7 @@ from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.data.dataset import Split
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.processes import Processes
-from bfl_bench.engines.sequential import Sequential
-from bfl_bench.engines.worker import TEST, Engine, EvalSettings, EvaluationSet, Worker
+from bfl_bench.engines.worker import TEST, Engine, EvalSettings, EvaluationSet, Sequential, Worker
 from bfl_bench.likelihood import Categorical
 from bfl_bench.method import DataInfo, LocalSettings, Method, Task
 from bfl_bench.methods.fedavg import FedAvg

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from bfl_bench import records
+from bfl_bench.aggregators.algebra import Gaussian
 from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.dataset import Dataset, DatasetConfig, Split
@@ -28,7 +29,6 @@ from bfl_bench.engines.worker import TEST, VALIDATION, Engine, EvalSettings, Eva
 from bfl_bench.errors import ConfigError, RunError, UnsuitableError
 from bfl_bench.groups import PARTS
 from bfl_bench.identity import RUNS, read_config
-from bfl_bench.inference.precision import Gaussian
 from bfl_bench.likelihood import Categorical
 from bfl_bench.method import DataInfo, LocalSettings, Method, Needs, ServerData, Task, Tensors
 from bfl_bench.models.flat import FlatModel
@@ -411,7 +411,7 @@ def reload(folder: Path) -> tuple[Experiment, Tensors]:
     config.pop("schema_version")
     config |= dict.fromkeys(RUNS)  # those folders may be gone, and are of no use any more
     config["engine"] = {
-        "_target_": "bfl_bench.engines.sequential.Sequential",
+        "_target_": "bfl_bench.engines.worker.Sequential",
         "name": "sequential",
     }  # Ray may not be installed
     experiment = load(plan(config))[0]

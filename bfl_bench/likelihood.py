@@ -1,19 +1,71 @@
-"""What the labels are, given a network's outputs: the one place that knows losses, decisions and scores.
+"""What the labels are, given a network's outputs: the one place that knows losses, decisions, predictions and scores.
 
-A dataset brings its likelihood. Methods train on `loss`, the engines mix and score predictions with it.
+A dataset brings its likelihood. Methods train on `loss`, and `average` mixes what several parameter vectors predict.
+The metrics are pure functions of `log_probabilities` (n, C) and `labels` (n,), computed in float64; docs/metrics.md
+says when and on what they are taken.
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bfl_bench.evaluation import metrics
-from bfl_bench.evaluation.prediction import Mixture, Prediction, Scores
+from bfl_bench.models.flat import FlatModel
 
 Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Predictions of one range of confidence: how many, how confident on average, how often right."""
+
+    count: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predictive distributions of n examples, of sequences at every position."""
+
+    log_probabilities: Tensor  # (n, C, ...)
+    expected_entropy: Tensor | None  # (n, ...) mean over the members of their entropies, in nats; None: one member
+
+    def __getitem__(self, examples: Tensor) -> "Prediction":
+        entropy = self.expected_entropy
+        return Prediction(self.log_probabilities[examples], None if entropy is None else entropy[examples])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How good a prediction is: numbers by the names that the registry of columns has, and the reliability diagram."""
+
+    values: dict[str, float]
+    bins: tuple[Bin, ...]
+
+
+class Mixture(Protocol):
+    """The members of a prediction, added one by one."""
+
+    def add(self, outputs: Tensor) -> None:
+        """Add what one parameter vector makes of all examples, (n, ...)."""
+        ...
+
+    def result(self) -> Prediction: ...
+
+
+@torch.inference_mode()
+def average(model: FlatModel, draws: Iterable[Tensor], x: Tensor, batch_size: int, mixture: Mixture) -> Prediction:
+    """Mix the predictions of parameter vectors (P,), all alike. The model is left in the last of them."""
+    model.module.eval()
+    for params in draws:
+        model.load(params)
+        mixture.add(torch.cat([model(part) for part in torch.split(x, batch_size)]))
+    return mixture.result()
 
 
 class Likelihood(Protocol):
@@ -69,12 +121,12 @@ class Categorical:
         log_probabilities = prediction.log_probabilities
         if log_probabilities.dim() > 2:
             log_probabilities, labels = log_probabilities.movedim(1, -1).flatten(0, -2), labels.flatten()
-        bins = metrics.calibration_bins(log_probabilities, labels, ece_bins)
+        bins = calibration_bins(log_probabilities, labels, ece_bins)
         values = {
-            "accuracy": metrics.accuracy(log_probabilities, labels),
-            "ece": metrics.calibration_error(bins),
-            "nll": metrics.negative_log_likelihood(log_probabilities, labels, nll_epsilon),
-            "brier": metrics.brier_score(log_probabilities, labels),
+            "accuracy": accuracy(log_probabilities, labels),
+            "ece": calibration_error(bins),
+            "nll": negative_log_likelihood(log_probabilities, labels, nll_epsilon),
+            "brier": brier_score(log_probabilities, labels),
         }
         return Scores(values, tuple(bins))
 
@@ -119,3 +171,48 @@ class CategoricalMixture:
 
     def _has_further_outputs(self, log_probabilities: Tensor) -> bool:
         return log_probabilities.shape[1] > self._num_classes
+
+
+def accuracy(log_probabilities: Tensor, labels: Tensor) -> float:
+    return (log_probabilities.argmax(1) == labels).double().mean().item()
+
+
+def negative_log_likelihood(log_probabilities: Tensor, labels: Tensor, epsilon: float = 0.0) -> float:
+    """Mean of -log(p(label) + epsilon), in nats."""
+    log_likelihood = log_probabilities.double().gather(1, labels[:, None])
+    if epsilon:
+        log_likelihood = (log_likelihood.exp() + epsilon).log()
+    return -log_likelihood.mean().item()
+
+
+def brier_score(log_probabilities: Tensor, labels: Tensor) -> float:
+    """Mean over examples of the squared distance between the probabilities and the one-hot label (0 to 2)."""
+    difference = log_probabilities.double().exp()
+    difference[torch.arange(len(labels), device=labels.device), labels] -= 1
+    return difference.square().sum(1).mean().item()
+
+
+def calibration_bins(log_probabilities: Tensor, labels: Tensor, num_bins: int) -> list[Bin]:
+    """The bins of a reliability diagram: `num_bins` of equal width, the m-th being (m-1, m] / M; zeros where empty.
+
+    A confidence of exactly 1 lies in the last bin, one of exactly 0 in the first.
+    """
+    confidence, prediction = log_probabilities.double().exp().max(1)
+    bins = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
+    values = torch.stack([torch.ones_like(confidence), confidence, (prediction == labels).double()])
+    sums = torch.zeros(3, num_bins, dtype=torch.float64, device=values.device).index_add(1, bins, values)
+    counts, confidences, rights = sums.tolist()
+    return [
+        Bin(int(count), confidence / max(count, 1), right / max(count, 1))
+        for count, confidence, right in zip(counts, confidences, rights, strict=True)
+    ]
+
+
+def expected_calibration_error(log_probabilities: Tensor, labels: Tensor, num_bins: int) -> float:
+    return calibration_error(calibration_bins(log_probabilities, labels, num_bins))
+
+
+def calibration_error(bins: Sequence[Bin]) -> float:
+    """sum_m n_m/n |accuracy_m - confidence_m|."""
+    total = sum(bin_.count for bin_ in bins)
+    return math.fsum(bin_.count * abs(bin_.accuracy - bin_.confidence) for bin_ in bins) / total

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.engines.worker import TEST, EvalSettings, EvaluationSet, Worker
-from bfl_bench.evaluation.prediction import Prediction, Scores, average
-from bfl_bench.likelihood import Categorical
+from bfl_bench.likelihood import Categorical, Prediction, Scores, average
 from bfl_bench.method import Client, DataInfo, LocalSettings, Method, Task, Tensors
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings, make_gaussian

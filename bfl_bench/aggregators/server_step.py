@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators.points import step_towards
+from bfl_bench.aggregators.algebra import step_towards
 from bfl_bench.checks import Above, Between
 
 Tensors = dict[str, Tensor]

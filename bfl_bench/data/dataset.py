@@ -33,18 +33,13 @@ class Split:
             return Split(self.x.to(device), self.y.to(device))
         return Split(self.x, self.y, device)
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of these examples; the indices lie where the examples do."""
-        x, y = (tensor.index_select(0, indices) for tensor in (self.x, self.y))  # far faster than self.x[indices]
-        return (x, y) if self.target is None else (_bring(x, self.target), _bring(y, self.target))
-
 
 def _has_room(device: torch.device, num_bytes: int) -> bool:
     """At most half of what is free on a GPU: the rest is for the network, and for others."""
     return device.type != "cuda" or num_bytes <= torch.cuda.mem_get_info(device)[0] / 2
 
 
-def _bring(tensor: Tensor, device: torch.device) -> Tensor:
+def bring(tensor: Tensor, device: torch.device) -> Tensor:
     """From pinned memory a GPU copies by itself, while this process goes on; torch keeps that memory until then."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 

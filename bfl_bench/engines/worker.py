@@ -3,18 +3,18 @@
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from bfl_bench.aggregators.algebra import Gaussian
 from bfl_bench.checks import AtLeast
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError
-from bfl_bench.evaluation.prediction import Prediction, Scores
-from bfl_bench.inference.precision import Gaussian
+from bfl_bench.likelihood import Prediction, Scores
 from bfl_bench.method import Client, Method, Task, Tensors
 from bfl_bench.rng import stream
 
@@ -128,6 +128,11 @@ class Worker:
     def score(self, prediction: Prediction, labels: Tensor) -> Scores:
         return self.task.likelihood.score(prediction, labels, self.settings.ece_bins, self.settings.nll_epsilon)
 
+    def score_global(self, name: str, method: Method, state: Tensors, round_: int) -> Scores:
+        """Score a global model on the set of this name; all sets are predicted with the same draws."""
+        split, rng = self.sets[name].split, stream(self.seed, "evaluate", round_)
+        return self.score(self.predict(method, state, split.x, self.settings.draws, rng), split.y)
+
     def _score_local(self, model: Tensors, names: tuple[str, int, int], examples: Tensor | None) -> Scores:
         """Score a local model on the test set, or on these examples of it."""
         split = self.sets[TEST].split
@@ -186,6 +191,29 @@ class Engine(Protocol):
     def start(self, worker: Worker) -> AbstractContextManager[Runner]:
         """Start for the length of a run; whatever it needs is gone afterwards."""
         ...
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """One client after the other in this process; a reply is handed on before the next client starts."""
+
+    name: str
+
+    def check(self, device: torch.device) -> None:
+        return
+
+    @contextmanager
+    def start(self, worker: Worker) -> Iterator[Runner]:
+        yield _OneByOne(worker)
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    worker: Worker
+
+    def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for job in jobs:
+            yield self.worker.run(broadcast, job)
 
 
 def check_finite(values: Mapping[str, Tensor | float], where: str) -> None:

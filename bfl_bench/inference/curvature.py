@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
+from bfl_bench.aggregators.algebra import project
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference.kronecker import find_layers, inputs_and_slopes
-from bfl_bench.inference.precision import project
 from bfl_bench.likelihood import Categorical
 from bfl_bench.method import Client, Task
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bfl_bench.inference.optimizers import Optimizer
+from bfl_bench.inference.train import Optimizer
 from bfl_bench.method import Task
 from bfl_bench.rng import derive_seed, seeded_globally
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from bfl_bench.aggregators import WeightedMean, moments
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.inference.distill import Student
-from bfl_bench.inference.optimizers import Sgd
 from bfl_bench.inference.point import PointMethod
+from bfl_bench.inference.train import Sgd
 from bfl_bench.method import Needs, Replies, Task, Tensors
 from bfl_bench.rng import derive_seed, seeded_globally
 

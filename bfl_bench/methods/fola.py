@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
+from bfl_bench.aggregators.algebra import MeanCosine, diagonal, multiply, shift, solve
 from bfl_bench.checks import AtLeast
 from bfl_bench.errors import ConfigError
 from bfl_bench.inference.curvature import (
@@ -29,7 +30,6 @@ from bfl_bench.inference.curvature import (
     mean_hessian,
     mean_squared_gradient,
 )
-from bfl_bench.inference.precision import MeanCosine, diagonal, multiply, shift, solve
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
 

@@ -155,7 +155,7 @@ class _Course:
         worker = self._worker
         if not self._is_due(round_, worker.settings.every):
             return None
-        scores = probes.score_global(worker, worker.method, self._state, round_)
+        scores = {name: worker.score_global(name, worker.method, self._state, round_) for name in worker.sets}
         check_finite({"test NLL": scores[TEST].values["nll"]}, f"round {round_}, server")
         row = self._recorder.metrics_row(round_, scores, measured)
         if self._personal is not None:

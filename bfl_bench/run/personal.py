@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from bfl_bench.engines.worker import TEST, Reply, Worker
-from bfl_bench.evaluation.metrics import worst_tenth
-from bfl_bench.evaluation.prediction import Scores
+from bfl_bench.likelihood import Scores
 from bfl_bench.method import Tensors
 from bfl_bench.rng import stream
-from bfl_bench.run.recorder import Row
+from bfl_bench.run.recorder import Row, worst_tenth
 
 
 class Personal:

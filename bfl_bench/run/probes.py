@@ -6,22 +6,10 @@ from pathlib import Path
 
 from bfl_bench import records
 from bfl_bench.engines.worker import TEST, Worker
-from bfl_bench.evaluation.prediction import Scores
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run.checkpoint import write_tensors
 from bfl_bench.run.recorder import Row, global_values
-
-
-def score_global(worker: Worker, method: Method, state: Tensors, round_: int) -> dict[str, Scores]:
-    """Score the global model on every evaluation set."""
-    return {name: _score_on(name, worker, method, state, round_) for name in worker.sets}
-
-
-def _score_on(name: str, worker: Worker, method: Method, state: Tensors, round_: int) -> Scores:
-    """Score a global model on one set; all sets are predicted with the same draws."""
-    split, rng = worker.sets[name].split, stream(worker.seed, "evaluate", round_)
-    return worker.score(worker.predict(method, state, split.x, worker.settings.draws, rng), split.y)
 
 
 def evaluate_alternative(
@@ -31,7 +19,7 @@ def evaluate_alternative(
     aggregated, server_metrics = method.server_update(
         worker.task, state, replies, stream(worker.seed, "server", round_)
     )
-    values = {**global_values(_score_on(TEST, worker, method, aggregated, round_)), **server_metrics}
+    values = {**global_values(worker.score_global(TEST, method, aggregated, round_)), **server_metrics}
     nll = values["nll"]
     failed = nll is None or not math.isfinite(nll)
     return {
@@ -47,7 +35,7 @@ def sweep_weights(worker: Worker, state: Tensors, replies: Replies, round_: int)
     for step in range(last + 1):
         task = replace(worker.task, sizes=(step, last - step))
         aggregated, _ = worker.method.server_update(task, state, replies, stream(worker.seed, "server", round_))
-        values = global_values(_score_on(TEST, worker, worker.method, aggregated, round_))
+        values = global_values(worker.score_global(TEST, worker.method, aggregated, round_))
         rows.append({"round": round_, "weight": step / last, **{name: values[name] for name in ("ga", "nll", "ece")}})
     return rows
 

@@ -13,8 +13,7 @@ import torch
 from bfl_bench import records
 from bfl_bench.engines.worker import TEST, VALIDATION, Reply
 from bfl_bench.errors import PartError
-from bfl_bench.evaluation.metrics import worst_tenth
-from bfl_bench.evaluation.prediction import Scores
+from bfl_bench.likelihood import Scores
 from bfl_bench.method import Tensors
 
 Row = dict[str, records.Cell]
@@ -175,6 +174,12 @@ def _choose_best(rows: Sequence[Row]) -> tuple[Row | None, dict[str, str]]:
         return min(validated, key=lambda row: (row[column], row["round"])), {"set": VALIDATION, "column": column}
     best = max(rows, key=lambda row: (row.get("ga") or 0.0, -(row["round"] or 0.0)), default=None)
     return best, {"set": TEST, "column": "ga"}
+
+
+def worst_tenth(accuracies: Sequence[float]) -> float:
+    """Mean of the lowest tenth of the values, their number rounded up."""
+    count = math.ceil(len(accuracies) / 10)
+    return math.fsum(sorted(accuracies)[:count]) / count
 
 
 def num_bytes(tensors: Tensors) -> int:

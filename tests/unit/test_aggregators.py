@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bfl_bench.aggregators import WeightedMean, points, step_towards
+from bfl_bench.aggregators import WeightedMean, algebra, step_towards
 from tests.federation import generator
 
 VECTORS = torch.randn(4, 50, generator=generator()) * torch.tensor([1.0, 100.0, 1e-3, 5.0])[:, None] + 2
@@ -34,7 +34,7 @@ def test_equals_numpy() -> None:
 @pytest.mark.parametrize("num", [1, 7, 8, 9, 20])
 def test_the_sum_is_that_of_one_after_the_other(monkeypatch: pytest.MonkeyPatch, num: int) -> None:
     """Bit for bit, however many are added together and whatever the length of a piece."""
-    monkeypatch.setattr(points, "_PIECE", 4)
+    monkeypatch.setattr(algebra, "_PIECE", 4)
     generator = torch.Generator().manual_seed(num)
     vectors = [torch.randn(10, generator=generator) for _ in range(num)]
     mean, total = WeightedMean(), torch.zeros(10, dtype=torch.float64)

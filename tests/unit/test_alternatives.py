@@ -15,8 +15,8 @@ from bfl_bench import records
 from bfl_bench.build import plan
 from bfl_bench.engines.worker import Job
 from bfl_bench.errors import ConfigError
-from bfl_bench.evaluation.metrics import negative_log_likelihood
 from bfl_bench.identity import folder_name
+from bfl_bench.likelihood import negative_log_likelihood
 from bfl_bench.records import config_folder, read_table
 from bfl_bench.rng import stream
 from bfl_bench.run.checkpoint import CheckpointFolder

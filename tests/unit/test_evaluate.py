@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bfl_bench import likelihood as metrics
 from bfl_bench.data.dataset import Split
-from bfl_bench.evaluation import metrics
 from bfl_bench.models.flat import FlatModel
 from tests.federation import CPU, NUM_CLASSES, NUM_FEATURES, generator, make_module, make_split, predict, score
 

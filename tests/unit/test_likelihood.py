@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bfl_bench.evaluation.prediction import Prediction
-from bfl_bench.likelihood import Categorical
+from bfl_bench.likelihood import Categorical, Prediction
 from tests.federation import generator
 
 PACKAGE = Path(__file__).parent.parent.parent / "bfl_bench"
@@ -105,8 +104,8 @@ def test_losses_by_hand() -> None:
 
 
 def test_nobody_else_knows_the_loss_or_the_decision() -> None:
-    """Networks, data and pictures of papers aside: `cross_entropy` and `argmax(1)` stand in likelihood and metrics."""
-    known = {PACKAGE / "likelihood.py", PACKAGE / "evaluation" / "metrics.py"}
+    """Networks, data and pictures of papers aside: `cross_entropy` and `argmax(1)` stand in likelihood."""
+    known = {PACKAGE / "likelihood.py"}
     for path in PACKAGE.rglob("*.py"):
         if path in known or path.parent.name == "papers":
             continue

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bfl_bench.evaluation.metrics import (
+from bfl_bench.likelihood import (
     accuracy,
     brier_score,
     calibration_bins,

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bfl_bench.errors import ConfigError
-from bfl_bench.inference.optimizers import Adam, Sgd, make_optimizer
-from bfl_bench.inference.train import train
+from bfl_bench.inference.train import Adam, Sgd, make_optimizer, train
 from bfl_bench.method import Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from tests.composing import SMALL, experiment

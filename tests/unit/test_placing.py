@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bfl_bench import method as method_module
 from bfl_bench import records
 from bfl_bench.data import dataset
 from bfl_bench.inference.train import minibatches
@@ -18,7 +19,7 @@ ELSEWHERE = torch.device("meta")  # holds no numbers, but a tensor knows that it
 
 def test_examples_that_are_taken_are_those_of_the_indices() -> None:
     split, indices = make_split(7), torch.tensor([5, 0, 5])
-    x, y = split.take(indices)
+    x, y = Client(0, split, indices, None).gather(torch.arange(3), torch.Generator())
     assert torch.equal(x, split.x[indices])
     assert torch.equal(y, split.y[indices])
 
@@ -51,8 +52,10 @@ def test_data_take_at_most_half_of_what_is_free_on_a_gpu(
 @pytest.mark.parametrize("method", ["fola", "fedlpa", "scaffold"])
 def test_runs_do_not_depend_on_where_the_data_lie(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brought: list[Tensor] = []
-    bring = dataset._bring
-    monkeypatch.setattr(dataset, "_bring", lambda tensor, device: (brought.append(tensor), bring(tensor, device))[1])
+    bring = dataset.bring
+    monkeypatch.setattr(
+        method_module, "bring", lambda tensor, device: (brought.append(tensor), bring(tensor, device))[1]
+    )
     run_in(tmp_path / "on", *choose(method))
     assert not brought
     monkeypatch.setattr(dataset, "_has_room", lambda device, num_bytes: False)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bfl_bench.inference.precision import diagonal, multiply, project, shift, solve
+from bfl_bench.aggregators.algebra import diagonal, multiply, project, shift, solve
 
 
 def make_precision(full: bool) -> torch.Tensor:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from bfl_bench import records
+from bfl_bench.aggregators.algebra import Gaussian, MeanCosine
 from bfl_bench.build import load, plan
 from bfl_bench.errors import ConfigError
-from bfl_bench.inference.precision import Gaussian, MeanCosine
 from tests.composing import SMALL, experiment, resolve, run_in
 from tests.federation import generator
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bfl_bench import records
-from bfl_bench.engines.sequential import Sequential
+from bfl_bench.engines.worker import Sequential
 from bfl_bench.method import Method, Replies, Task, Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.run.loop import Experiment, run

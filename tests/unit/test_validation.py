@@ -10,7 +10,7 @@ from bfl_bench import records
 from bfl_bench.data.partition import File, Iid, Partition, hold_out
 from bfl_bench.engines.worker import TEST, VALIDATION
 from bfl_bench.errors import ConfigError
-from bfl_bench.evaluation.metrics import negative_log_likelihood
+from bfl_bench.likelihood import negative_log_likelihood
 from bfl_bench.rng import stream
 from bfl_bench.run.recorder import write_summary
 from tests.composing import SMALL, experiment, run_in
