@@ -53,9 +53,12 @@ def test_data_take_at_most_half_of_what_is_free_on_a_gpu(
 def test_runs_do_not_depend_on_where_the_data_lie(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brought: list[Tensor] = []
     bring = dataset.bring
-    monkeypatch.setattr(
-        method_module, "bring", lambda tensor, device: (brought.append(tensor), bring(tensor, device))[1]
-    )
+
+    def note(tensor: Tensor, device: torch.device) -> Tensor:
+        brought.append(tensor)
+        return bring(tensor, device)
+
+    monkeypatch.setattr(method_module, "bring", note)
     run_in(tmp_path / "on", *choose(method))
     assert not brought
     monkeypatch.setattr(dataset, "_has_room", lambda device, num_bytes: False)
