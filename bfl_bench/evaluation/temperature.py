@@ -33,12 +33,11 @@ def fit_temperature(log_probabilities: Tensor, labels: Tensor) -> float:
     NaN among the log probabilities gives NaN.
     """
     logits = _finite(log_probabilities)
-    logits = logits - logits.max(1, keepdim=True).values  # exact zeros for uniform predictions
-    of_labels = logits.gather(1, labels[:, None]).mean()
+    of_labels = logits.gather(1, labels[:, None])[:, 0]
 
     def slope(temperature: Tensor) -> Tensor:
         """Differentiate the NLL by 1/T: positive where a higher temperature is better."""
-        return ((logits / temperature).softmax(1) * logits).sum(1).mean() - of_labels
+        return (((logits / temperature).softmax(1) * logits).sum(1) - of_labels).mean()
 
     lowest, one, highest = torch.tensor(
         [LOWEST_TEMPERATURE, 1.0, HIGHEST_TEMPERATURE], dtype=torch.float64, device=logits.device

@@ -219,11 +219,13 @@ def test_occlusion(severity: int, length: float, shape: tuple[int, int]) -> None
     covered = covered[:, 0]
     areas = covered.sum((1, 2)) / (height * width)
     torch.testing.assert_close(areas, torch.full((300,), length**2), rtol=0, atol=FLOAT32)
+    centres = []
     for axis, side in ((2, height), (1, width)):
         profile = covered.sum(axis) / covered.sum(axis).amax(1, keepdim=True)  # (n, side): shares along the axis
         touched = (profile > FLOAT32).sum(1)
         assert touched.max() <= math.ceil(length * side) + 1
         assert (profile > 1 - FLOAT32).sum(1).min() >= max(math.floor(length * side) - 1, 1)
-        centres = (profile * (torch.arange(side) + 0.5)).sum(1) / profile.sum(1) / side
+        centres.append((profile * (torch.arange(side) + 0.5)).sum(1) / profile.sum(1) / side)
         uniform = stats.uniform(length / 2, 1 - length)
-        assert stats.kstest(centres.numpy(), uniform.cdf).pvalue > 1e-4
+        assert stats.kstest(centres[-1].numpy(), uniform.cdf).pvalue > 1e-4
+    assert torch.corrcoef(torch.stack(centres))[0, 1].abs() < 5 / math.sqrt(300)

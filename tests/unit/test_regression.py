@@ -154,9 +154,20 @@ def test_one_example_at_the_centre() -> None:
     (interval,) = central_intervals(mean, variance, target, [0.95])
     assert interval.coverage == 1
     assert interval.width == pytest.approx(2 * 1.959963984540054 * 2, abs=EXACT)
-    assert quantile_calibration_error(mean, variance, target, 1) == 0.5  # below its median, or at it: all
     (point,) = central_intervals(mean, torch.zeros(1, 1), target, [0.9])
     assert (point.coverage, point.width) == (1, 0)
+
+
+def test_target_at_its_quantile_counts_as_below() -> None:
+    zeros, ones = torch.zeros(1, 2), torch.ones(1, 2)
+    assert quantile_calibration_error(zeros, ones, torch.tensor([0.0, 1.0]), 1) == 0
+
+
+def test_very_narrow_gaussians() -> None:
+    """A unit of measurement is only a factor."""
+    means, variances, targets = mixtures(3, 20)
+    narrow = 1e-9 * means, 1e-18 * variances, 1e-9 * targets
+    assert crps(*narrow) == pytest.approx(1e-9 * crps(means, variances, targets), rel=1e-12, abs=0)
 
 
 def test_order_of_examples_and_members_does_not_matter() -> None:

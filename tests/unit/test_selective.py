@@ -119,7 +119,7 @@ def test_number_of_kept_examples_is_not_rounded_twice() -> None:
 
 
 def test_nan_is_not_hidden() -> None:
-    log_probabilities, labels = two_classes([0.6, 0.7, 0.8], [1, 0, 1])
-    log_probabilities[1] = math.nan
+    log_probabilities, labels = two_classes([0.6 + i / 100 for i in range(40)], [1] * 40)
+    log_probabilities[1] = math.nan  # not even where it would be left out as the least confident
     assert math.isnan(area_under_risk_coverage(log_probabilities, labels))
     assert math.isnan(accuracy_at_coverage(log_probabilities, labels, 0.8))
