@@ -32,7 +32,7 @@ def mixtures(members: int, num: int, seed: int = 0) -> tuple[Tensor, Tensor, Ten
 
 def slow_cdf(means: Tensor, variances: Tensor, i: int, at: float) -> float:
     pairs = zip(means[:, i].tolist(), variances[:, i].tolist(), strict=True)
-    return sum(norm.cdf(at, mean, math.sqrt(variance)) for mean, variance in pairs) / len(means)
+    return sum(math.erfc((mean - at) / math.sqrt(2 * variance)) / 2 for mean, variance in pairs) / len(means)
 
 
 def slow_quantile(means: Tensor, variances: Tensor, i: int, level: float) -> float:
@@ -99,7 +99,7 @@ def test_quantiles_and_cdf(members: int, level: float) -> None:
     means, variances, _ = mixtures(members, 15)
     quantiles = mixture_quantile(means, variances, level)
     expected = [slow_quantile(means, variances, i, level) for i in range(15)]
-    assert quantiles.tolist() == pytest.approx(expected, abs=1e-11)  # brentq's own tolerance
+    assert quantiles.tolist() == pytest.approx(expected, abs=1e-8)  # 2e-10 of the distance of members, about 10
     slow = [slow_cdf(means, variances, i, quantiles[i].item()) for i in range(15)]
     assert mixture_cdf(means, variances, quantiles).tolist() == pytest.approx(slow, abs=EXACT)
 
@@ -117,7 +117,7 @@ def test_central_intervals(members: int) -> None:
             width += high - low
         assert 0 < covered < 40
         assert interval.coverage == covered / 40
-        assert interval.width == pytest.approx(width / 40, abs=1e-11)
+        assert interval.width == pytest.approx(width / 40, abs=1e-8)
 
 
 @each_number_of_members
