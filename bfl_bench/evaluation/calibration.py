@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bfl_bench.evaluation.metrics import Bin
 from bfl_bench.evaluation.ranking import sort_with_ties
+from bfl_bench.likelihood import Bin
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bfl_bench.evaluation.calibration import (
     maximum_calibration_error,
     signed_calibration_error,
 )
-from bfl_bench.evaluation.metrics import Bin, accuracy, brier_score, calibration_bins, calibration_error
+from bfl_bench.likelihood import Bin, accuracy, brier_score, calibration_bins, calibration_error
 
 EXACT = 1e-12  # sums of some hundred float64 numbers below 1
 
