@@ -36,7 +36,7 @@ def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: 
     assert bins[0] == ["round", "bin", "count", "confidence", "accuracy"]
     assert [sum(int(row[2]) for row in bins[1:] if row[0] == r) for r in "123"] == [40, 40, 40]  # all test examples
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["status"], summary["schema_version"]) == ("done", records.SCHEMA_VERSION)
+    assert (summary["status"], summary["schema_version"]) == ("done", records.VERSIONS[records.SUMMARY])
     assert set(summary["rounds_to_ga"]) == {f"{p}%" for p in range(30, 100, 10)}
     assert json.loads((folder / "environment.json").read_text())["partition_sha256"]
     held = records.read_table(folder / "partition.csv")

@@ -70,7 +70,12 @@ def test_keys_and_values_of_parts_are_those_that_hydra_composes(bfl_run: BflRun,
     config, _ = composed(*words)
     result = bfl_run("--help", *words)
     assert result.code == 0
-    assert shown(result.out) == {key: value for key, value in config.items() if key.split(".")[0] in PARTS}
+    values = shown(result.out)
+    for pair in re.findall(r"^It brings (.*); yours wins", result.out, re.MULTILINE):
+        key, _, value = pair.partition("=")
+        values[key] = yaml.safe_load(value)
+    values.pop("server.lr", None)  # a key beside the parts
+    assert values == {key: value for key, value in config.items() if key.split(".")[0] in PARTS}
 
 
 DEFAULT = composed()[1]
@@ -96,6 +101,7 @@ def test_presets_set_and_choose_what_hydra_composes(bfl_run: BflRun, group: str,
     assert len(set_here) + len(swept) == len(option.entries)
     (chosen,) = re.findall(r"^It chooses (.*);", values, re.MULTILINE) or [""]
     brought = dict(choice.split("=") for choice in chosen.split(", ") if choice)
+    brought.pop("brings", None)  # values, not a part
     assert brought == {group: choices[group] for group in brought}
     assert set(brought) >= {group for group in PARTS if choices[group] != DEFAULT[group]}
 
@@ -120,7 +126,7 @@ def test_an_option_that_builds_on_another(bfl_run: BflRun) -> None:
     niid = bfl_run("--help", "partition=niid_bench").out
     assert re.search(r"alpha=0.5 +# BFL-P's and BA-BFL's code; above 0; the smaller, ", niid)  # its own comment first
     headings = re.findall(r"^(\S.*):(?: .*)?$", niid, re.MULTILINE)
-    assert headings == ["Its keys", "As partition=dirichlet", "partition/_test.yaml"]
+    assert headings == ["Its keys", "As partition=dirichlet", "partition/_sets.yaml"]
     assert "\nmodel/_gaussian.yaml: Gaussian weights, for methods that learn them" in bfl_run("--help", "model=mlp").out
 
 
@@ -144,7 +150,8 @@ def test_keys(bfl_run: BflRun) -> None:
     assert bfl_run("--help", "local.clip").out == f"  {'local.clip=null':<36}  # largest gradient norm, or null\n"
     local = bfl_run("--help", "local").out
     assert local.startswith("local  # how a client trains; the same meaning in every method\n  local.epochs=5\n")
-    assert list(shown(local)) == [f"local.{key}" for key in "epochs batch_size lr momentum weight_decay clip".split()]
+    keys = "epochs batch_size lr momentum weight_decay clip optimizer betas schedule".split()
+    assert list(shown(local)) == [f"local.{key}" for key in keys]
     assert bfl_run("--help", "local.lr=0.1").out == bfl_run("--help", "local.lr").out
     assert bfl_run("--help", "method.mu").out.startswith("method=fedprox\n  method.mu=0.01 ")
     with_eps = re.findall(r"^method=(\w+)$", bfl_run("--help", "method.eps").out, re.MULTILINE)

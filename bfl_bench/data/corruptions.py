@@ -55,7 +55,7 @@ def contrast(x: Tensor, severity: int, generator: torch.Generator) -> Tensor:
 
 def brightness(x: Tensor, severity: int, generator: torch.Generator) -> Tensor:
     """Add this to every value."""
-    return x + (0.1, 0.2, 0.3, 0.4, 0.5)[severity - 1]
+    return x + (0.05, 0.1, 0.15, 0.2, 0.3)[severity - 1]
 
 
 def rotation(x: Tensor, severity: int, generator: torch.Generator) -> Tensor:
@@ -70,7 +70,7 @@ def rotation(x: Tensor, severity: int, generator: torch.Generator) -> Tensor:
 
 def translation(x: Tensor, severity: int, generator: torch.Generator) -> Tensor:
     """Move by this share of the side in any direction; uncovered pixels are black."""
-    distance = (0.05, 0.1, 0.15, 0.2, 0.25)[severity - 1]
+    distance = (0.04, 0.08, 0.12, 0.16, 0.2)[severity - 1]
     direction = 2 * math.pi * torch.rand(len(x), generator=generator)
     maps = torch.eye(2, 3).repeat(len(x), 1, 1)
     maps[:, :, 2] = -2 * distance * torch.stack([direction.cos(), direction.sin()], 1)  # the image is 2 wide

@@ -232,7 +232,7 @@ def test_the_default_damping_is_what_the_server_leaves() -> None:
     whole = turn(method(damping=1.0), replace(task, server=make_server()), state, {}, client).message
     torch.testing.assert_close(given["changes"], 0.4 * 0.6 * whole["changes"])
     for server_lr in (1.0, 1.5):
-        with pytest.raises(ConfigError, match=r"method\.damping: got None, .* no factor moves forward"):
+        with pytest.raises(ConfigError, match=r"method\.damping: got null, .* no factor moves forward"):
             method(damping=None).check(make_gaussian_task(server_lr=server_lr))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 import pytest
 
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value, describe
-from bfl_bench.errors import BflError, ConfigError
+from bfl_bench.errors import BflError, ConfigError, as_written
 from bfl_bench.method import LocalSettings
 
 
@@ -88,7 +88,7 @@ def test_wrong_values(target: Callable[..., Any], key: str, value: object) -> No
     allowed = {"rate": "a number above 0", "mode": "per_class, per_client", "steps": "a whole number"}
     with pytest.raises(ConfigError) as caught:
         check_arguments(target, {**GOOD, key: value})
-    assert str(caught.value) == f"{key}: got {value!r}, allowed: {allowed[key]}"
+    assert str(caught.value) == f"{key}: got {as_written(value)}, allowed: {allowed[key]}"
 
 
 FITS: list[tuple[Any, list[Any], list[Any]]] = [
@@ -123,7 +123,7 @@ def test_types_and_ranges(annotation: Any, good: list[Any], bad: list[Any]) -> N
     for value in bad:
         with pytest.raises(ConfigError) as caught:
             check_value("some.key", value, annotation)
-        assert str(caught.value) == f"some.key: got {value!r}, allowed: {describe(annotation)}"
+        assert str(caught.value) == f"some.key: got {as_written(value)}, allowed: {describe(annotation)}"
 
 
 @pytest.mark.parametrize(

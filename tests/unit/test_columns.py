@@ -146,7 +146,7 @@ def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
     run_in(tmp_path / "rules", *two, "method=fvb", "eval.also_aggregate=[wb]")
     run_in(tmp_path / "solvers", *two, "method=fedlpa", "method.also_solve=[ea]")
     run_in(tmp_path / "posterior", *two, "method=fola", "eval.weight_rounds=[1]")
-    records.start(tmp_path / "posterior", {"method": {"name": "fola"}}, force=False)
+    records.start(tmp_path / "posterior", resolve(*two, "method=fola"), force=False)
     run_in(tmp_path / "known", *two, "method=fola", f"reference_posterior={tmp_path / 'posterior'}")
     names = set(itertools.chain(*(header(path) for path in tmp_path.glob("*/metrics.csv"))))
     assert {"mt_acc", "worst10_own", "brier@wb", "std_norm@wb", "residual@ea", "ae", "lf", "repaired"} <= names

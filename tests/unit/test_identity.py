@@ -230,7 +230,6 @@ OTHERWISE = {
     "server.tau": 0.01,
     "server.bias_correction": True,
     "partition.validation": 0.1,
-    "cohort": "in_turn",
 }
 
 

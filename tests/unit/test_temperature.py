@@ -100,9 +100,7 @@ def test_apply_temperature() -> None:
 def test_perfect_predictions_end_at_the_lower_end() -> None:
     assert fit_temperature(*same_odds(3.0, 100, 100)) == 0.01
     assert fit_temperature(*same_odds(1e9, 1, 1)) == 0.01  # a single example
-    log_probabilities, _ = predictions(
-        1001, 7, 5.0, seed=2
-    )  # confidences of all kinds, exactly 1 once they are sharper
+    log_probabilities, _ = predictions(1001, 7, 5.0, seed=2)  # confidences of all kinds
     assert fit_temperature(log_probabilities, log_probabilities.argmax(1)) == 0.01
 
 
