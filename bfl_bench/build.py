@@ -420,7 +420,7 @@ def reload(folder: Path) -> tuple[Experiment, Tensors]:
 
 def _read_earlier_runs(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:
     """The state to start from and the posterior to measure distances to, out of other runs' folders."""
-    start, known = _read_earlier_run("start_from", plan), None
+    start, reference = _read_earlier_run("start_from", plan), None
     if start is not None and ("params" not in start or start["params"].shape != model.vector.shape):
         allowed = f"a run whose network has {len(model.vector)} parameters"
         raise ConfigError("start_from", plan.settings.start_from, allowed)
@@ -430,8 +430,8 @@ def _read_earlier_runs(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Ga
         if "precision" not in state or len(state["precision"]) != size or plan.method.needs.gaussian_layers:
             allowed = f"a run of fola whose network has {size} trainable parameters, and a method with point models"
             raise ConfigError("reference_posterior", plan.settings.reference_posterior, allowed)
-        known = Gaussian(state["params"][:size], state["precision"])
-    return start, known
+        reference = Gaussian(state["params"][:size], state["precision"])
+    return start, reference
 
 
 def _read_earlier_run(key: str, plan: Plan) -> Tensors | None:

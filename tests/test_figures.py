@@ -80,7 +80,8 @@ def test_closing_table(capsys: pytest.CaptureFixture[str]) -> None:
     summary = {"status": "done", "final": ROW, "best": best}
     print_summary(summary, Path("outputs/here"))
     assert capsys.readouterr().out == (
-        "\n                                 final      best   (round 4; best by global accuracy on the test set, round 3)\n"
+        "\n                                 final      best"
+        "   (round 4; best by global accuracy on the test set, round 3)\n"
         "global accuracy                 0.1100    0.1200\n"
         "local accuracy                  0.2200    0.2300\n"
         "worst 10 % of clients           0.3300    0.3400\n"

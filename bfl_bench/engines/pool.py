@@ -61,7 +61,7 @@ class Pool(ABC, Generic[P]):
         """The answer of a ready worker, which may be what its job raised; `WorkerDiedError` where there is none."""
 
     def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
-        """At most two jobs per worker are under way or waiting for their turn to be handed on."""
+        """At most two jobs per worker are under way or waiting to be handed on."""
         self._round += 1
         packed = self.pack(broadcast)
         waiting = enumerate(jobs)
@@ -103,7 +103,7 @@ class Pool(ABC, Generic[P]):
             while following in replies:
                 del given[following]
                 reply = replies.pop(following)
-                if isinstance(reply, Exception):  # in its turn: the first client that fails is the one that is named
+                if isinstance(reply, Exception):  # in order: the first client that fails is the one that is named
                     raise reply
                 yield reply
                 following += 1

@@ -2,7 +2,7 @@
 
 Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak: "Overcoming Forgetting in Federated Learning on Non-IID
 Data", NeurIPS workshop 2019. A client minimises its loss + lambda sum_{j != i} (w - w_j)^T diag(F_j) (w - w_j), where
-F_j is the diagonal Fisher of client j at the end of its last turn. The server keeps the sums of F_j and F_j w_j over
+F_j is the diagonal Fisher of client j after its last local update. The server keeps the sums of F_j and F_j w_j over
 all clients that took part so far, from which a client subtracts its own.
 
 Deviations: the diagonal Fisher is the empirical one, at the labels of the data. A client sends by how much its F_j and

@@ -2,9 +2,9 @@
 
 Corinzia, Beuret, Buhmann: "Variational Federated Multi-Task Learning", 2019, Algorithm 1. The server's posterior s is a
 product of K site factors s_i, one per client, kept as natural parameters: precision, and shift = precision x mean. A
-client takes its own factor out and its share of the prior in, p^(1/K) s / s_i, the cavity, which is the prior for its
-turn (eq. 3, KL weighted by beta). What it learns becomes its new factor; the ratio of new and old, damped, travels to
-the server, which multiplies. With `private: lateral` a client also has a Gaussian network of its own.
+client takes its own factor out and its share of the prior in, p^(1/K) s / s_i, the cavity, which is the prior of its
+local update (eq. 3, KL weighted by beta). What it learns becomes its new factor; the ratio of new and old, damped,
+travels to the server, which multiplies. With `private: lateral` a client also has a Gaussian network of its own.
 
 Deviations: training is SGD on means and log variances. Sites start as s^(1/K) of the initial s, so that their product
 is the server's posterior in every round; the step of the server (`server.lr`) is taken by sites and server alike.
