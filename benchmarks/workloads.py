@@ -97,6 +97,8 @@ def make_experiment(
             local_draws=1,
             ece_bins=15,
             nll_epsilon=0.0,
+            uncertainty=False,
+            ood={},
             also_aggregate={},
             weight_rounds=[],
             weight_points=2,

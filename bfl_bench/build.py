@@ -80,6 +80,7 @@ class Plan:
     gaussian: GaussianSettings | None
     method: Method
     alternatives: dict[str, Method]  # the method with the rules of eval.also_aggregate
+    foreign: dict[str, DatasetConfig]  # the datasets of eval.ood
     engine: Engine
     observers: list[Observer]
     local: LocalSettings
@@ -164,6 +165,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
         gaussian=gaussian,
         method=method,
         alternatives=_construct_alternatives(method, config),
+        foreign=_construct_foreign(config),
         engine=construct("engine", config),
         observers=[] if config["observer"].get("name") == "none" else [construct("observer", config)],
         **made,
@@ -231,6 +233,19 @@ def _construct_alternatives(method: Method, config: Mapping[str, Any]) -> dict[s
         raise ConfigError("eval.also_aggregate", list(rules), allowed)
     made: dict[str, Any] = {name: {"aggregator": _construct_rule({"aggregator": node})} for name, node in rules.items()}
     return {name: replace(method, **rule) for name, rule in made.items()} | dict(method.alternatives())
+
+
+def _construct_foreign(config: Mapping[str, Any]) -> dict[str, DatasetConfig]:
+    """Construct the datasets of eval.ood, normalised by the training data's constants where both have such."""
+    own = config["dataset"]
+    made: dict[str, DatasetConfig] = {}
+    for name, node in (config["eval"].get("ood") or {}).items():
+        if name in (own.get("name"), TEST, VALIDATION):
+            raise ConfigError("eval.ood", name, "another dataset than the run's own")
+        values = {key: value for key, value in node.items() if key != "server_samples"}
+        values |= {key: own[key] for key in ("mean", "std") if key in values and key in own}
+        made[name] = construct("dataset", {"dataset": values})
+    return made
 
 
 def _construct_rule(config: Mapping[str, Any]) -> Any:
@@ -304,7 +319,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         task=task,
         method=plan.method,
         train=dataset.train,
-        sets=_evaluation_sets(dataset, partition, own_test),
+        sets=_evaluation_sets(dataset, partition, own_test) | _foreign_sets(plan, dataset, data_dir),
         augment=dataset.augment,
         client_indices=tuple(map(torch.from_numpy, partition.indices)),
         settings=plan.eval,
@@ -365,6 +380,18 @@ def _evaluation_sets(dataset: Dataset, partition: Partition, own_test: list[Ints
         whose = tuple(torch.arange(end - len(part), end) for end, part in zip(ends, partition.validation, strict=True))
         split = Split(x if dataset.normalise is None else dataset.normalise(x), dataset.train.y[indices])
         sets[VALIDATION] = EvaluationSet(split, whose)
+    return sets
+
+
+def _foreign_sets(plan: Plan, dataset: Dataset, data_dir: Path) -> dict[str, EvaluationSet]:
+    """Load the test examples of the datasets in eval.ood."""
+    sets: dict[str, EvaluationSet] = {}
+    for name, foreign in plan.foreign.items():
+        test = foreign.load(data_dir).test
+        if tuple(test.x.shape[1:]) != dataset.input_shape:
+            allowed = f"datasets with inputs of shape {dataset.input_shape} (these are {tuple(test.x.shape[1:])})"
+            raise ConfigError("eval.ood", name, allowed)
+        sets[name] = EvaluationSet(test, foreign=True)
     return sets
 
 

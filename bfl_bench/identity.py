@@ -35,6 +35,8 @@ ADDED: dict[str, Any] = {
     "server.tau": 0.001,
     "server.bias_correction": False,
     "partition.validation": 0,
+    "eval.uncertainty": False,
+    "eval.ood": {},
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

@@ -118,9 +118,7 @@ class Categorical:
 
     def score(self, prediction: Prediction, labels: Tensor, ece_bins: int, nll_epsilon: float = 0.0) -> Scores:
         """Score predictions (n, C) for labels (n,), or (n, C, positions) for (n, positions): each position counts."""
-        log_probabilities = prediction.log_probabilities
-        if log_probabilities.dim() > 2:
-            log_probabilities, labels = log_probabilities.movedim(1, -1).flatten(0, -2), labels.flatten()
+        log_probabilities, labels = flatten_positions(prediction.log_probabilities, labels)
         bins = calibration_bins(log_probabilities, labels, ece_bins)
         values = {
             "accuracy": accuracy(log_probabilities, labels),
@@ -171,6 +169,13 @@ class CategoricalMixture:
 
     def _has_further_outputs(self, log_probabilities: Tensor) -> bool:
         return log_probabilities.shape[1] > self._num_classes
+
+
+def flatten_positions(log_probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Make every position of sequences an example: (n, C, positions) and (n, positions) to (m, C) and (m,)."""
+    if log_probabilities.dim() == 2:
+        return log_probabilities, labels
+    return log_probabilities.movedim(1, -1).flatten(0, -2), labels.flatten()
 
 
 def accuracy(log_probabilities: Tensor, labels: Tensor) -> float:

@@ -45,6 +45,8 @@ def make_eval(**changes: Any) -> EvalSettings:
         "local_draws": 1,
         "ece_bins": 5,
         "nll_epsilon": 0.0,
+        "uncertainty": False,
+        "ood": {},
         "also_aggregate": {},
         "weight_rounds": [],
         "weight_points": 5,

@@ -172,10 +172,8 @@ def tell(sentence: str) -> None:
 def resolve(config: "DictConfig") -> dict[str, Any]:
     """Turn a config into plain values, by today's names; `inputs` says what the files and folders in it hold.
 
-    The rules named in eval.also_aggregate are filled in with their own configs.
+    The rules named in eval.also_aggregate and the datasets in eval.ood are filled in with their own configs.
     """
-    from hydra import compose
-    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
     container: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -183,19 +181,26 @@ def resolve(config: "DictConfig") -> dict[str, Any]:
     if "inputs" in resolved:
         raise ConfigError("inputs", resolved["inputs"], "no such key in a config; a run adds it")
     if isinstance(resolved["eval"], dict):
-        names = resolved["eval"].get("also_aggregate")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ConfigError("eval.also_aggregate", names, "a list of names of aggregators")
-        options = GlobalHydra.instance().config_loader().get_group_options("aggregator")
-        for name in names:
-            if name == "none" or name not in options:
-                allowed = ", ".join(option for option in options if option != "none")
-                raise ConfigError("eval.also_aggregate", name, allowed)
-        rules = {name: compose("config", [f"aggregator={name}"])["aggregator"] for name in names}
-        resolved["eval"]["also_aggregate"] = {name: OmegaConf.to_container(rule) for name, rule in rules.items()}
+        for key, group in (("also_aggregate", "aggregator"), ("ood", "dataset")):
+            resolved["eval"][key] = _fill_in(f"eval.{key}", resolved["eval"].get(key), group)
     if inputs := describe_inputs(resolved):
         resolved["inputs"] = inputs
     return resolved
+
+
+def _fill_in(key: str, names: Any, group: str) -> dict[str, Any]:
+    """Look up the configs of options of a group that a list names."""
+    from hydra import compose
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    options = [name for name in GlobalHydra.instance().config_loader().get_group_options(group) if name != "none"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(key, names, f"a list of names of {group}s")
+    for name in names:
+        if name not in options:
+            raise ConfigError(key, name, ", ".join(options))
+    return {name: OmegaConf.to_container(compose("config", [f"{group}={name}"])[group]) for name in names}
 
 
 def _check_scale(scale: str) -> None:

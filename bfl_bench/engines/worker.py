@@ -32,6 +32,8 @@ class EvalSettings:
     local_draws: Annotated[int, AtLeast(1)]
     ece_bins: Annotated[int, AtLeast(1)]
     nll_epsilon: Annotated[float, AtLeast(0)]
+    uncertainty: bool
+    ood: dict[str, Any]  # names of datasets, and their configs
     also_aggregate: dict[str, Any]  # names of rules, and their configs
     weight_rounds: list[Annotated[int, AtLeast(1)]]
     weight_points: Annotated[int, AtLeast(2)]
@@ -44,6 +46,7 @@ class EvaluationSet:
 
     split: Split
     own: tuple[Tensor, ...] | None = None  # per client, its examples in the set; None: everybody's
+    foreign: bool = False  # of another dataset: to be told from the test set, not to be classified
 
     def of(self, client_id: int) -> Tensor | None:
         """Return where a client's own examples are; None where it has none."""
@@ -128,10 +131,13 @@ class Worker:
     def score(self, prediction: Prediction, labels: Tensor) -> Scores:
         return self.task.likelihood.score(prediction, labels, self.settings.ece_bins, self.settings.nll_epsilon)
 
+    def predict_global(self, name: str, method: Method, state: Tensors, round_: int) -> Prediction:
+        """Predict the set of this name with a global model; all sets are predicted with the same draws."""
+        x, rng = self.sets[name].split.x, stream(self.seed, "evaluate", round_)
+        return self.predict(method, state, x, self.settings.draws, rng)
+
     def score_global(self, name: str, method: Method, state: Tensors, round_: int) -> Scores:
-        """Score a global model on the set of this name; all sets are predicted with the same draws."""
-        split, rng = self.sets[name].split, stream(self.seed, "evaluate", round_)
-        return self.score(self.predict(method, state, split.x, self.settings.draws, rng), split.y)
+        return self.score(self.predict_global(name, method, state, round_), self.sets[name].split.y)
 
     def _score_local(self, model: Tensors, names: tuple[str, int, int], examples: Tensor | None) -> Scores:
         """Score a local model on the test set, or on these examples of it."""
@@ -162,6 +168,7 @@ class Worker:
             name: EvaluationSet(
                 Split(set_.split.x.to(device), set_.split.y.to(device)),
                 None if set_.own is None else tuple(own.to(device) for own in set_.own),
+                set_.foreign,
             )
             for name, set_ in self.sets.items()
         }

@@ -41,6 +41,38 @@ _VALIDATED = {
     "brier": "Brier score",
 }
 
+
+_UNCERTAINTY = "runs with eval.uncertainty"
+_CALIBRATED = "runs with eval.uncertainty and validation examples"
+_OWN_COVERED = "runs with eval.uncertainty and validation examples, whose clients have test examples of their own"
+_SCORES = {
+    "confidence": "1 - confidence",
+    "entropy": "the entropy of the prediction",
+    "information": "the mutual information of prediction and parameters",
+}
+_DETECTION: tuple[tuple[str, str, Direction, str], ...] = (
+    ("auroc", "AUROC", "up", "how often a foreign example has more than one of the test set, ties counting half, of"),
+    ("aupr", "AUPR", "up", "average precision of finding the foreign examples among those of the test set by"),
+    (
+        "fpr95",
+        "FPR at 95 % found",
+        "down",
+        "share of the test set that is reported where 95 % of the foreign set is, by",
+    ),
+)
+_FOREIGN = tuple(
+    Column(
+        name=f"{name}_{score}",
+        label=f"{label} by {score}",
+        definition=f"{definition} {what}",
+        direction=direction,
+        unit="share",
+        of="runs with eval.ood",
+    )
+    for score, what in _SCORES.items()
+    for name, label, direction, definition in _DETECTION
+)
+
 TABLES: Mapping[str, Sequence[Column]] = {
     "metrics.csv": (
         _ROUND,
@@ -175,6 +207,168 @@ TABLES: Mapping[str, Sequence[Column]] = {
         )
         for name, label in _VALIDATED.items()
     ),
+    "metrics.csv, uncertainty": (
+        Column(
+            name="ece_signed",
+            label="signed calibration error",
+            definition="mean confidence less accuracy on the test set: above 0 the global model is overconfident",
+            direction=None,
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="ece_over",
+            label="overconfidence",
+            definition="part of ece from bins whose mean confidence is above their accuracy",
+            direction="down",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="ece_under",
+            label="underconfidence",
+            definition="part of ece from bins whose mean confidence is below their accuracy",
+            direction="down",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="ece_adaptive",
+            label="adaptive calibration error",
+            definition="what ece is, over bins with equally many test examples",
+            direction="down",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="ece_classwise",
+            label="classwise calibration error",
+            definition="mean over the classes of the calibration error of the probability of the class",
+            direction="down",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="mce",
+            label="maximum calibration error",
+            definition="largest difference of accuracy and mean confidence among bins with at least 1 % of the test"
+            " examples",
+            direction="down",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="brier_reliability",
+            label="Brier reliability",
+            definition="part of brier from probabilities that differ from frequencies, over bins of the probability"
+            " of each class",
+            direction="down",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="brier_resolution",
+            label="Brier resolution",
+            definition="part of brier, subtracted, from frequencies of bins that differ from those of the test set",
+            direction="up",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="brier_uncertainty",
+            label="Brier uncertainty",
+            definition="part of brier that the classes' frequencies in the test set have by themselves",
+            direction=None,
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="brier_within",
+            label="Brier within bins",
+            definition="rest of brier, from probabilities that differ within a bin",
+            direction=None,
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="aurc",
+            label="area under risk-coverage",
+            definition="mean over all coverages of the share of errors among the most confident test examples",
+            direction="down",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="e_aurc",
+            label="excess area under risk-coverage",
+            definition="aurc less that of the best order of the same predictions",
+            direction="down",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="acc80",
+            label="accuracy at 80 % coverage",
+            definition="accuracy on the most confident 80 % of the test examples",
+            direction="up",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="acc90",
+            label="accuracy at 90 % coverage",
+            definition="accuracy on the most confident 90 % of the test examples",
+            direction="up",
+            unit="share",
+            of=_UNCERTAINTY,
+        ),
+        Column(
+            name="temperature",
+            label="temperature",
+            definition="number that divides the log probabilities so that the negative log-likelihood of the "
+            "validation examples is lowest; below 1 the global model is underconfident",
+            direction=None,
+            of=_CALIBRATED,
+        ),
+        Column(
+            name="nll_calibrated",
+            label="calibrated negative log-likelihood",
+            definition="what nll is, after the temperature",
+            direction="down",
+            unit="nats",
+            of=_CALIBRATED,
+        ),
+        Column(
+            name="ece_calibrated",
+            label="calibration error after temperature",
+            definition="what ece is, after the temperature",
+            direction="down",
+            unit="share",
+            of=_CALIBRATED,
+        ),
+        Column(
+            name="coverage90",
+            label="coverage of 90 % sets",
+            definition="share of test examples whose label is in their conformal set, made on the validation "
+            "examples to hold 90 %",
+            direction=None,
+            unit="share",
+            of=_CALIBRATED,
+        ),
+        Column(
+            name="set_size90",
+            label="size of 90 % sets",
+            definition="mean number of classes in a conformal set",
+            direction="down",
+            unit="classes",
+            of=_CALIBRATED,
+        ),
+        Column(
+            name="coverage90_worst",
+            label="worst client's coverage",
+            definition="lowest coverage90 among the clients, on their own test examples",
+            direction="up",
+            unit="share",
+            of=_OWN_COVERED,
+        ),
+    ),
+    "metrics.csv, out of distribution": _FOREIGN,
     "metrics.csv, methods": (
         Column(
             name="kl",
@@ -474,6 +668,8 @@ def find(name: str) -> Column | None:
     column = _BY_NAME.get(base)
     if column is None or not rule:
         return column
+    if column in _FOREIGN:
+        return replace(column, name=name, label=f"{column.label}, {rule}", definition=f"{column.definition}; on {rule}")
     definition = f"{column.definition}, if the same replies were combined by {rule}"
     return replace(column, name=name, label=f"{column.label} under {rule}", definition=definition)
 

@@ -14,7 +14,7 @@ from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_fi
 from bfl_bench.errors import DivergedError, PartError
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
-from bfl_bench.run import probes
+from bfl_bench.run import probes, uncertainty
 from bfl_bench.run.checkpoint import CheckpointFolder
 from bfl_bench.run.observers import Observer, RunInfo
 from bfl_bench.run.personal import Personal
@@ -155,7 +155,9 @@ class _Course:
         worker = self._worker
         if not self._is_due(round_, worker.settings.every):
             return None
-        scores = {name: worker.score_global(name, worker.method, self._state, round_) for name in worker.sets}
+        predictions = {name: worker.predict_global(name, worker.method, self._state, round_) for name in worker.sets}
+        labelled = {name: set_.split.y for name, set_ in worker.sets.items() if not set_.foreign}
+        scores = {name: worker.score(predictions[name], y) for name, y in labelled.items()}
         check_finite({"test NLL": scores[TEST].values["nll"]}, f"round {round_}, server")
         row = self._recorder.metrics_row(round_, scores, measured)
         if self._personal is not None:
@@ -167,6 +169,8 @@ class _Course:
         for name in scores:
             if name != TEST:
                 row |= set_values(name, scores[name])
+        if worker.settings.uncertainty or len(labelled) < len(worker.sets):
+            row |= uncertainty.describe(worker, predictions)
         self._recorder.record_metrics(row, scores[TEST])
         return row
 
