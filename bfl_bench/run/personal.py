@@ -1,8 +1,8 @@
 """How clients fare on their own test examples (VIRTUAL's metrics).
 
 S is the server's model on all clients' examples; MT is each client's own model on its own, whichever it trained last. A
-client without a local update so far answers with the initial server model. Models need not be kept: a client's own one does
-not change between its local updates, so neither does its score.
+client without a local update so far answers with the initial server model. Models need not be kept: a client's own one
+does not change between its local updates, so neither does its score.
 """
 
 import math
