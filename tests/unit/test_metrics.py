@@ -14,8 +14,8 @@ from bfl_bench.likelihood import (
     calibration_bins,
     expected_calibration_error,
     negative_log_likelihood,
-    worst_tenth,
 )
+from bfl_bench.run.recorder import worst_tenth
 
 # Predictions 0, 1, 0, 2, 1 with confidences 0.5, 0.4, 0.7, 1.0, 0.9; the first and the last are right.
 PROBABILITIES = torch.tensor(
