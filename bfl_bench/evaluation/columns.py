@@ -40,8 +40,6 @@ _VALIDATED = {
     "nll": "negative log-likelihood",
     "brier": "Brier score",
 }
-
-
 _UNCERTAINTY = "runs with eval.uncertainty"
 _CALIBRATED = "runs with eval.uncertainty and validation examples"
 _OWN_COVERED = "runs with eval.uncertainty and validation examples, whose clients have test examples of their own"

@@ -230,6 +230,8 @@ OTHERWISE = {
     "server.tau": 0.01,
     "server.bias_correction": True,
     "partition.validation": 0.1,
+    "eval.uncertainty": True,
+    "eval.ood": {"mnist": {"name": "mnist"}},
 }
 
 
