@@ -60,11 +60,19 @@ class Mixture(Protocol):
 
 @torch.inference_mode()
 def average(model: FlatModel, draws: Iterable[Tensor], x: Tensor, batch_size: int, mixture: Mixture) -> Prediction:
-    """Mix the predictions of parameter vectors (P,), all alike. The model is left in the last of them."""
+    """Mix the predictions of parameter vectors (P,), all alike. The model is left in the last of them.
+
+    What the layers before the first Gaussian one put out is computed once, as long as their parameters are the same.
+    """
     model.module.eval()
+    features: list[Tensor] = []
     for params in draws:
+        same = bool(features) and model.has_prefix_of(params)
         model.load(params)
-        mixture.add(torch.cat([model(part) for part in torch.split(x, batch_size)]))
+        if not same:
+            parts = torch.split(x, batch_size)
+            features = list(parts) if model.prefix is None else [model.prefix(part) for part in parts]
+        mixture.add(torch.cat([model.suffix(part) for part in features]))
     return mixture.result()
 
 

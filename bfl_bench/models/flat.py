@@ -88,10 +88,20 @@ def _lay_out(module: nn.Module) -> Layout:
     return Layout(tuple(entries), slice(0, ends[0]), slice(ends[0], ends[1]), slice(ends[1], ends[2]))
 
 
+def _split_at_gaussian(module: nn.Module) -> tuple[nn.Sequential | None, nn.Module]:
+    """Split a sequence of layers before the first with Gaussian weights; None where nothing comes before."""
+    if isinstance(module, nn.Sequential):
+        for number, layer in enumerate(module):
+            if any(name.endswith(LOG_VARIANCE) for name, _ in layer.named_parameters()):
+                return (module[:number] if number else None), module[number:]
+    return None, module
+
+
 class FlatModel:
     """The one working copy of a network: `vector` and `gradient` are its storage, to be overwritten at will.
 
-    `initial` keeps the parameters that the network was made with.
+    `initial` keeps the parameters that the network was made with. `suffix` after `prefix` is the network; draws of its
+    Gaussian weights differ in the suffix only.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -116,6 +126,7 @@ class FlatModel:
         ]
         self._places = [(place, name) for place in kept for name, tensor in place.items() if tensor is not None]
         self._storage = self._pointers()
+        self.prefix, self.suffix = _split_at_gaussian(self.module)
         self.initial = self.vector.clone()
 
     def __getstate__(self) -> dict[str, object]:
@@ -134,6 +145,11 @@ class FlatModel:
     def __call__(self, x: Tensor) -> Tensor:
         logits: Tensor = self.module(x)
         return logits
+
+    def has_prefix_of(self, vector: Tensor) -> bool:
+        """Tell whether all but Gaussian weights are, in this vector, what the network has now."""
+        points, rest = self.layout.points, slice(self.layout.num_trainable, None)
+        return torch.equal(vector[points], self.vector[points]) and torch.equal(vector[rest], self.vector[rest])
 
     def load(self, vector: Tensor) -> None:
         """Make this the network's parameters; its integer buffers, which count batches, start anew."""

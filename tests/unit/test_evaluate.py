@@ -10,7 +10,19 @@ from torch import Tensor, nn
 from bfl_bench import likelihood as metrics
 from bfl_bench.data.dataset import Split
 from bfl_bench.models.flat import FlatModel
-from tests.federation import CPU, NUM_CLASSES, NUM_FEATURES, generator, make_module, make_split, predict, score
+from bfl_bench.models.gaussian import make_gaussian
+from bfl_bench.models.networks import lenet
+from tests.federation import (
+    CPU,
+    NUM_CLASSES,
+    NUM_FEATURES,
+    generator,
+    make_gaussian_settings,
+    make_module,
+    make_split,
+    predict,
+    score,
+)
 
 ROUNDING = 1e-5  # float32 logits near 1 from sums of a few terms, then their logarithms
 
@@ -133,3 +145,53 @@ def test_outputs_beyond_the_classes_are_conditioned_away() -> None:
     whole = predict(model, iter(draws), data.x, 10).exp()
     cut = predict(model, iter(draws), data.x, 10, num_classes=2).exp()
     torch.testing.assert_close(cut, whole[:, :2] / whole[:, :2].sum(1, keepdim=True), rtol=ROUNDING, atol=ROUNDING)
+
+
+class Counting(nn.Module):
+    """Passes its input on, and counts how often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+def test_layers_before_the_gaussian_ones_run_once_for_all_draws() -> None:
+    """And the prediction is the same to the last bit; a draw with other parameters there runs them again."""
+    counter = Counting()
+    layers = [counter, nn.Linear(NUM_FEATURES, 6), nn.Tanh(), nn.BatchNorm1d(6), nn.Linear(6, 4), nn.Linear(4, 3)]
+    model, data = FlatModel(make_gaussian(nn.Sequential(*layers), 2, make_gaussian_settings()), CPU), make_split(23)
+    start = model.initial.clone()
+    draws = [start.clone() for _ in range(4)]
+    for number, draw in enumerate(draws):
+        draw[model.layout.means] += 0.3 * torch.randn(len(draw[model.layout.means]), generator=generator(number))
+    found = predict(model, iter(draws), data.x, 10)
+    assert counter.calls == 3  # batches
+    whole = torch.stack([predict(model, iter([draw]), data.x, 10) for draw in draws])
+    torch.testing.assert_close(found, whole.logsumexp(0) - np.log(4), rtol=1e-5, atol=1e-6)
+    counter.calls = 0
+    for change in (0, model.layout.size - 1):  # a point of the first layer, a statistic of the normalisation
+        other = draws[1].clone()
+        other[change] += 0.5
+        counter.calls = 0
+        pair = predict(model, iter([draws[0], other]), data.x, 10)
+        assert counter.calls == 6
+        expected = torch.stack([predict(model, iter([draw]), data.x, 10) for draw in (draws[0], other)])
+        torch.testing.assert_close(pair, expected.logsumexp(0) - np.log(2), rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(predict(model, iter([draws[0], draws[1]]), data.x, 10), pair)
+
+
+@pytest.mark.parametrize("batch_size", [7, 100])
+def test_the_prefix_changes_no_bit(batch_size: int) -> None:
+    torch.manual_seed(1)
+    model = FlatModel(make_gaussian(lenet((1, 28, 28), 10), None, make_gaussian_settings()), CPU)
+    assert model.prefix is not None
+    x = torch.rand(30, 1, 28, 28)
+    with torch.inference_mode():
+        model.module.eval()
+        parts = torch.split(x, batch_size)
+        for part in parts:
+            assert torch.equal(model.suffix(model.prefix(part)), model(part))
