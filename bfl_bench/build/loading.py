@@ -1,0 +1,247 @@
+"""The data and what depends on it: splits, network, task, worker; what only the data can tell is checked here."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from bfl_bench import records
+from bfl_bench.aggregators.algebra import Gaussian
+from bfl_bench.build.planning import Plan, plan
+from bfl_bench.data.dataset import Dataset, Split
+from bfl_bench.data.partition import Natural, Partition, deal_test, hold_out, indices_of
+from bfl_bench.data.partition.partition import Ints
+from bfl_bench.data.sources import default_data_dir
+from bfl_bench.engines.process_setup import set_up_process
+from bfl_bench.engines.worker import TEST, VALIDATION, EvaluationSet, Worker
+from bfl_bench.errors import ConfigError, RunError, UnsuitableError
+from bfl_bench.identity import RUNS, read_config
+from bfl_bench.likelihood import Categorical
+from bfl_bench.method import DataInfo, ServerData, Task, Tensors
+from bfl_bench.models.flat import FlatModel
+from bfl_bench.models.gaussian import count_layers, make_gaussian
+from bfl_bench.models.lateral import Lateral
+from bfl_bench.rng import derive_seed, seeded_globally, stream
+from bfl_bench.run.checkpoint import read_state
+from bfl_bench.run.loop import Experiment
+
+
+def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
+    """Load the data, split it, make the network; check what only the data can tell."""
+    settings = plan.settings
+    set_up_process(settings.threads)
+    data_dir = Path(settings.data_dir).expanduser() if settings.data_dir else default_data_dir()
+    dataset, server_data = _hold_out(plan.dataset.load(data_dir), plan.server_samples, settings.seed)
+    if plan.method.needs.classes and not isinstance(dataset.likelihood, Categorical):
+        raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
+    try:
+        dataset, partition, own_test = _split(plan, dataset)
+    except ConfigError as error:
+        raise error if error.key == "num_clients" else error.below("partition") from None
+    task = _make_task(plan, dataset, partition, server_data)
+    start, reference = _read_earlier_runs(plan, task.model)
+    worker = Worker(
+        task=task,
+        method=plan.method,
+        train=dataset.train,
+        sets=_evaluation_sets(dataset, partition, own_test) | _foreign_sets(plan, dataset, data_dir),
+        augment=dataset.augment,
+        client_indices=tuple(map(torch.from_numpy, partition.indices)),
+        settings=plan.eval,
+        seed=settings.seed,
+        rounds=settings.rounds,
+        reference_posterior=reference,
+    ).to(plan.device)
+    experiment = Experiment(
+        worker=worker,
+        engine=plan.engine,
+        seed=settings.seed,
+        cohort_size=_cohort_size(settings.participation, partition.sizes),
+        checkpoint_every=plan.checkpoint.every,
+        partition_info=partition.info,
+        alternatives=plan.alternatives,
+        start=start,
+    )
+    return experiment, dataset, partition
+
+
+def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: ServerData | None) -> Task:
+    """Make the network and all that clients and server share; let the method and the engine refuse it."""
+    model = FlatModel(_make_module(plan, dataset), plan.device)
+    others = range(1, plan.method.needs.num_initials)
+    initials = [model.initial, *(FlatModel(_make_module(plan, dataset, j), plan.device).initial for j in others)]
+    asked = plan.method.needs.server_data
+    if server_data is not None:
+        y = server_data.y.to(plan.device) if asked == "labelled" and server_data.y is not None else None
+        server_data = ServerData(server_data.x.to(plan.device), y)
+    task = Task(
+        model=model,
+        likelihood=dataset.likelihood,
+        data=_describe_data(dataset, plan.device),
+        local=plan.local,
+        server=plan.server,
+        sizes=partition.sizes,
+        initials=torch.stack(initials),
+        gaussian=plan.gaussian,
+        server_data=None if asked == "none" else server_data,
+    )
+    plan.engine.check(plan.device)
+    for method in (plan.method, *plan.alternatives.values()):
+        try:
+            method.check(task)
+        except UnsuitableError as error:
+            name = {"model": plan.model_name, "dataset": plan.dataset.name}[error.key]
+            raise ConfigError(error.key, name, f"{error.needed} for method {method.name}") from None
+    return task
+
+
+def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
+    """Make the network, with the Gaussian layers that the method and `model.bayesian_layers` ask for."""
+    layers, needs = plan.gaussian.bayesian_layers if plan.gaussian else 0, plan.method.needs
+    with seeded_globally(derive_seed(plan.settings.seed, "model", *names), plan.device):
+        try:
+            num_outputs = dataset.likelihood.num_outputs + needs.extra_outputs
+            module = plan.make_model(dataset.input_shape, num_outputs)
+            private = plan.make_model(dataset.input_shape, num_outputs) if needs.lateral else None
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
+            raise ConfigError("model", "a network that cannot be made", f"one that can ({error})") from None
+        if plan.gaussian is None or layers == 0 or not needs.gaussian_layers:
+            return module
+        available = count_layers(module)
+        if isinstance(layers, int) and layers > available:
+            raise ConfigError("model.bayesian_layers", layers, f"at most the {available} layers of the network")
+        num_layers = None if layers == "auto" else available if layers in ("all", "auto_all") else layers
+        assert not isinstance(num_layers, str)
+        module = make_gaussian(module, num_layers, plan.gaussian)
+        return Lateral(module, make_gaussian(private, num_layers, plan.gaussian)) if private is not None else module
+
+
+def _evaluation_sets(dataset: Dataset, partition: Partition, own_test: list[Ints] | None) -> dict[str, EvaluationSet]:
+    own = None if own_test is None else tuple(map(torch.from_numpy, own_test))
+    sets = {TEST: EvaluationSet(dataset.test, own)}
+    if partition.validation is not None:
+        indices = torch.from_numpy(np.concatenate(partition.validation))
+        x = dataset.train.x[indices]
+        ends = np.cumsum([len(part) for part in partition.validation])
+        whose = tuple(torch.arange(end - len(part), end) for end, part in zip(ends, partition.validation, strict=True))
+        split = Split(x if dataset.normalise is None else dataset.normalise(x), dataset.train.y[indices])
+        sets[VALIDATION] = EvaluationSet(split, whose)
+    return sets
+
+
+def _foreign_sets(plan: Plan, dataset: Dataset, data_dir: Path) -> dict[str, EvaluationSet]:
+    """Load the test examples of the datasets in eval.ood."""
+    sets: dict[str, EvaluationSet] = {}
+    for name, foreign in plan.foreign.items():
+        test = foreign.load(data_dir).test
+        if tuple(test.x.shape[1:]) != dataset.input_shape:
+            allowed = f"datasets with inputs of shape {dataset.input_shape} (these are {tuple(test.x.shape[1:])})"
+            raise ConfigError("eval.ood", name, allowed)
+        sets[name] = EvaluationSet(test, foreign=True)
+    return sets
+
+
+def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints] | None]:
+    """Who holds which training examples and, where clients have their own, which test examples.
+
+    Test examples that are nobody's are left out then: the test set is all clients' examples together.
+    """
+    settings, labels = plan.settings, first_labels(dataset.train)
+    if isinstance(plan.partition, Natural) and dataset.owners is not None:
+        chosen = plan.partition.choose(len(dataset.owners.names), settings.num_clients, settings.seed)
+        partition = Partition.of(labels, indices_of(dataset.owners.train.numpy(), chosen))
+        partition = hold_out(partition, plan.validation, settings.seed)
+        own = indices_of(dataset.owners.test.numpy(), chosen)
+    else:
+        assert settings.num_clients is not None or isinstance(plan.partition, Natural)
+        partition = plan.partition.split(labels, dataset.num_classes, settings.num_clients or 1, settings.seed)
+        counts = partition.label_counts(labels, dataset.num_classes)
+        if partition.validation is None:
+            partition = hold_out(partition, plan.validation, settings.seed)
+        elif plan.validation:
+            raise ConfigError("validation", plan.validation, "0: the partition's file says which examples are held out")
+        if not plan.own_test:
+            return dataset, partition, None
+        own = deal_test(counts, first_labels(dataset.test), settings.seed)
+    kept = np.sort(np.concatenate(own))
+    if not len(kept):
+        raise ConfigError("test", "per_client", "shared; no client has a test example of its own")
+    dataset = replace(dataset, test=Split(dataset.test.x[kept], dataset.test.y[kept]))
+    return dataset, partition, [np.searchsorted(kept, part) for part in own] if plan.own_test else None
+
+
+def first_labels(split: Split) -> Ints:
+    """One label per example; of a sequence, its first."""
+    y = split.y.numpy()
+    return y if y.ndim == 1 else y[:, 0]
+
+
+def reload(folder: Path) -> tuple[Experiment, Tensors]:
+    """The experiment of a finished run, data and all, and the server's state at its end."""
+    config = read_config(folder)
+    if config is None:
+        raise RunError(f"{folder} is not the folder of a run, with its {records.CONFIG}")
+    config.pop("schema_version")
+    config |= dict.fromkeys(RUNS)  # those folders may be gone, and are of no use any more
+    config["engine"] = {
+        "_target_": "bfl_bench.engines.worker.Sequential",
+        "name": "sequential",
+    }  # Ray may not be installed
+    experiment = load(plan(config))[0]
+    return experiment, read_state(folder, experiment.worker.task.model.vector.device)
+
+
+def _read_earlier_runs(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:
+    """The state to start from and the posterior to measure distances to, out of other runs' folders."""
+    start, reference = _read_earlier_run("start_from", plan), None
+    if start is not None and ("params" not in start or start["params"].shape != model.vector.shape):
+        allowed = f"a run whose network has {len(model.vector)} parameters"
+        raise ConfigError("start_from", plan.settings.start_from, allowed)
+    state = _read_earlier_run("reference_posterior", plan)
+    if state is not None:
+        size = model.layout.num_trainable
+        if "precision" not in state or len(state["precision"]) != size or plan.method.needs.gaussian_layers:
+            allowed = f"a run of fola whose network has {size} trainable parameters, and a method with point models"
+            raise ConfigError("reference_posterior", plan.settings.reference_posterior, allowed)
+        reference = Gaussian(state["params"][:size], state["precision"])
+    return start, reference
+
+
+def _read_earlier_run(key: str, plan: Plan) -> Tensors | None:
+    folder = getattr(plan.settings, key)
+    try:
+        return None if folder is None else read_state(Path(folder).expanduser(), plan.device)
+    except RunError as error:
+        raise ConfigError(key, folder, f"the folder of a finished run, with its checkpoint ({error})") from None
+
+
+def _describe_data(dataset: Dataset, device: torch.device) -> DataInfo:
+    """The range of a channel is that of the test inputs, which are as the network gets them."""
+    x = dataset.test.x.transpose(0, 1).flatten(1)  # (channels, ...)
+    broadcast = (-1, *[1] * (len(dataset.input_shape) - 1))
+    low, high = (bound.view(broadcast).to(device) for bound in (x.amin(1), x.amax(1)))
+    return DataInfo(dataset.input_shape, low, high)
+
+
+def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, ServerData | None]:
+    """Take random training examples away for the server, as inputs that are not augmented."""
+    if num_samples == 0:
+        return dataset, None
+    train = dataset.train
+    if num_samples >= len(train):
+        raise ConfigError("dataset.server_samples", num_samples, f"fewer than the {len(train)} training samples")
+    order = torch.randperm(len(train), generator=stream(seed, "server_samples"))
+    kept = order[num_samples:].sort().values
+    held_out, y = train.x[order[:num_samples]], train.y[order[:num_samples]]
+    server_data = ServerData(held_out if dataset.normalise is None else dataset.normalise(held_out), y)
+    owners = dataset.owners and replace(dataset.owners, train=dataset.owners.train[kept])
+    return replace(dataset, train=Split(train.x[kept], train.y[kept]), owners=owners), server_data
+
+
+def _cohort_size(participation: float, sizes: tuple[int, ...]) -> int:
+    """Clients per round: `participation` of all, at least one, at most those that have data."""
+    with_data = sum(size > 0 for size in sizes)
+    wanted = int(participation) if participation > 1 else max(1, round(participation * len(sizes)))
+    return min(wanted, with_data)

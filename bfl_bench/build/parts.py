@@ -1,0 +1,116 @@
+"""Objects out of config nodes.
+
+A group's node names its callable with `_target_`; the other keys are its arguments, checked against its annotations.
+"""
+
+import functools
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, get_args, get_type_hints
+
+from bfl_bench.checks import check_arguments
+from bfl_bench.data.dataset import DatasetConfig
+from bfl_bench.engines.worker import TEST, VALIDATION
+from bfl_bench.errors import ConfigError
+from bfl_bench.method import Method, Needs
+from bfl_bench.models.gaussian import GaussianSettings
+
+
+def construct(group: str, config: Mapping[str, Any], supplied: tuple[str, ...] = (), **given: Any) -> Any:
+    """The object a group's node and the `given` arguments describe, or a function of the `supplied` ones."""
+    target = _target(group, config)
+    values = {key: value for key, value in config[group].items() if key != "_target_"}
+    if "name" not in inspect.signature(target).parameters:
+        values.pop("name", None)
+    try:
+        arguments = check_arguments(target, values, (*supplied, *given)) | given
+        return functools.partial(target, **arguments) if supplied else target(**arguments)
+    except ConfigError as error:
+        raise error.below(group) from None
+
+
+def construct_method(config: Mapping[str, Any]) -> Method:
+    """Construct the method, with the aggregation rule it asks for by a parameter of that name."""
+    method = _construct_any_method(config)
+    if not isinstance(method, Method):
+        raise ConfigError("method._target_", config["method"]["_target_"], "a subclass of bfl_bench.method.Method")
+    if misplaced := [field.name for field in fields(Needs) if hasattr(method, field.name)]:
+        allowed = f"a class that declares {misplaced[0]} in `needs = Needs({misplaced[0]}=...)`"
+        raise ConfigError("method._target_", config["method"]["_target_"], allowed)
+    return method
+
+
+def _construct_any_method(config: Mapping[str, Any]) -> Any:
+    rule, method = config["aggregator"].get("name"), config["method"].get("name")
+    target = _target("method", config)
+    takes_rule = "aggregator" in inspect.signature(target).parameters
+    if takes_rule and rule == "none":
+        if _may_be_none(target, "aggregator"):
+            return construct("method", config, aggregator=None)
+        raise ConfigError("aggregator", rule, f"a rule; method {method} needs one")
+    if not takes_rule and rule != "none":
+        raise ConfigError("aggregator", rule, f"none; method {method} takes no aggregator")
+    if not takes_rule:
+        return construct("method", config)
+    return construct("method", config, aggregator=_construct_rule(config))
+
+
+def _may_be_none(target: Callable[..., Any], parameter: str) -> bool:
+    annotation = get_type_hints(target.__init__ if inspect.isclass(target) else target).get(parameter)
+    return type(None) in get_args(annotation)
+
+
+def construct_alternatives(method: Method, config: Mapping[str, Any]) -> dict[str, Method]:
+    rules: dict[str, Any] = config["eval"].get("also_aggregate") or {}
+    if rules and "aggregator" not in {field.name for field in fields(method)}:
+        allowed = f"an empty list; method {method.name} takes no aggregator"
+        raise ConfigError("eval.also_aggregate", list(rules), allowed)
+    made: dict[str, Any] = {name: {"aggregator": _construct_rule({"aggregator": node})} for name, node in rules.items()}
+    return {name: replace(method, **rule) for name, rule in made.items()} | dict(method.alternatives())
+
+
+def _construct_rule(config: Mapping[str, Any]) -> Any:
+    return construct("aggregator", config, supplied=("means", "variances", "weights", "generator"))
+
+
+def construct_foreign(config: Mapping[str, Any]) -> dict[str, DatasetConfig]:
+    """Construct the datasets of eval.ood, normalised by the training data's constants where both have such."""
+    own = config["dataset"]
+    made: dict[str, DatasetConfig] = {}
+    for name, node in (config["eval"].get("ood") or {}).items():
+        if name in (own.get("name"), TEST, VALIDATION):
+            raise ConfigError("eval.ood", name, "another dataset than the run's own")
+        values = {key: value for key, value in node.items() if key != "server_samples"}
+        values |= {key: own[key] for key in ("mean", "std") if key in values and key in own}
+        made[name] = construct("dataset", {"dataset": values})
+    return made
+
+
+def split_model(node: Mapping[str, Any]) -> tuple[GaussianSettings | None, dict[str, Any]]:
+    """The settings of Gaussian layers, which a user's own network need not have, and the network's other keys."""
+    names = [field.name for field in fields(GaussianSettings)]
+    shared = {key: node[key] for key in names if key in node}
+    rest = {key: value for key, value in node.items() if key not in names}
+    return (construct_section("model", GaussianSettings, shared) if shared else None), rest
+
+
+def _target(group: str, config: Mapping[str, Any]) -> Callable[..., Any]:
+    path = config[group].get("_target_")
+    if not isinstance(path, str):
+        raise ConfigError(f"{group}._target_", path, "the dotted path of a class or function")
+    try:
+        target: Callable[..., Any] = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{group}._target_", path, f"something that can be imported ({error})") from None
+    if not callable(target):
+        raise ConfigError(f"{group}._target_", path, "a class or a function")
+    return target
+
+
+def construct_section(key: str, cls: type, values: Mapping[str, Any]) -> Any:
+    try:
+        return cls(**check_arguments(cls, values))
+    except ConfigError as error:
+        raise error.below(key) from None

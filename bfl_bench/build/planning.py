@@ -1,0 +1,172 @@
+"""A config, checked: every key, type and range, and every combination that needs no data."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import nn
+
+from bfl_bench import records
+from bfl_bench.aggregators.server_step import ServerStep
+from bfl_bench.build.parts import (
+    construct,
+    construct_alternatives,
+    construct_foreign,
+    construct_method,
+    construct_section,
+    split_model,
+)
+from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
+from bfl_bench.data.dataset import DatasetConfig
+from bfl_bench.data.partition import Natural, PartitionConfig
+from bfl_bench.engines.worker import Engine, EvalSettings
+from bfl_bench.errors import ConfigError
+from bfl_bench.groups import PARTS
+from bfl_bench.identity import RUNS
+from bfl_bench.method import LocalSettings, Method
+from bfl_bench.models.gaussian import GaussianSettings
+from bfl_bench.run.observers import Observer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys at the top of the config."""
+
+    seed: Annotated[int, AtLeast(0)]
+    rounds: Annotated[int, AtLeast(1)]
+    num_clients: Annotated[int, AtLeast(1)] | None
+    participation: Annotated[float, Above(0)]
+    device: Literal["auto", "cpu", "cuda"]
+    threads: Annotated[int, Between(1, 256)]
+    data_dir: str | None
+    out: str
+    scale: Literal["paper", "cpu", "smoke"]
+    start_from: str | None
+    reference_posterior: str | None
+    force: bool
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    every: Annotated[int, AtLeast(1)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked config: what can be built without data."""
+
+    settings: Settings
+    device: torch.device
+    dataset: DatasetConfig
+    server_samples: int
+    partition: PartitionConfig
+    own_test: bool
+    validation: float
+    make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
+    model_name: str
+    gaussian: GaussianSettings | None
+    method: Method
+    alternatives: dict[str, Method]  # the method with the rules of eval.also_aggregate
+    foreign: dict[str, DatasetConfig]  # the datasets of eval.ood
+    engine: Engine
+    observers: list[Observer]
+    local: LocalSettings
+    server: ServerStep
+    eval: EvalSettings
+    checkpoint: CheckpointSettings
+
+
+def plan(config: Mapping[str, Any]) -> Plan:
+    """Check every key, type and range, and every combination that needs no data."""
+    sections = {
+        "local": LocalSettings,
+        "server": ServerStep,
+        "eval": EvalSettings,
+        "checkpoint": CheckpointSettings,
+    }
+    for key in (*PARTS, *sections):
+        if not isinstance(config.get(key), dict):
+            raise ConfigError(key, config.get(key), "a group of keys, as in conf/")
+    for group in PARTS:
+        name = config[group].get("name")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+            raise ConfigError(f"{group}.name", name, "letters, digits, dots, dashes and underscores, for the folder")
+    top = {key: value for key, value in config.items() if key not in (*PARTS, *sections, "inputs")}
+    settings = Settings(**check_arguments(Settings, top, also=(*PARTS, *sections)))
+    for key in RUNS:
+        if top[key] is not None and key not in config.get("inputs", {}):
+            raise ConfigError(key, top[key], f"the folder of a run, with its {records.CONFIG}")
+    if settings.participation > 1 and settings.participation != int(settings.participation):
+        raise ConfigError(
+            "participation",
+            settings.participation,
+            "a fraction above 0 up to 1, or a whole number of clients",
+        )
+    if settings.num_clients is not None and settings.participation > max(1, settings.num_clients):
+        raise ConfigError("participation", settings.participation, f"at most num_clients, {settings.num_clients}")
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
+    dataset = dict(config["dataset"])
+    server_samples = dataset.pop("server_samples", 0)
+    check_value("dataset.server_samples", server_samples, Annotated[int, AtLeast(0)])
+    partition_node = dict(config["partition"])
+    own_test = partition_node.pop("test", "auto")
+    check_value("partition.test", own_test, Literal["auto", "shared", "per_client"])
+    validation = partition_node.pop("validation", 0)
+    check_value("partition.validation", validation, Annotated[float, Between(0, 0.9)])
+    partition = construct("partition", {"partition": partition_node})
+    if settings.num_clients is None and not isinstance(partition, Natural):
+        raise ConfigError("num_clients", None, f"a number with partition {partition.name}")
+    gaussian, model = split_model(config["model"])
+    method = construct_method(config)
+    needs = method.needs
+    if gaussian is None and needs.gaussian_layers:
+        allowed = f"a network with the keys of Gaussian layers (`defaults: [_gaussian, _self_]`) for {method.name}"
+        raise ConfigError("model", config["model"].get("name"), allowed)
+    asked = gaussian.bayesian_layers if gaussian is not None else 0
+    if asked not in ("auto", "auto_all", 0) and not needs.gaussian_layers:
+        allowed = f"auto, auto_all or 0; method {method.name} has no Gaussian layers"
+        raise ConfigError("model.bayesian_layers", asked, allowed)
+    if server_samples == 0 and needs.server_data != "none":
+        allowed = f"above 0; method {method.name} needs {needs.server_data} examples on the server"
+        raise ConfigError("dataset.server_samples", 0, allowed)
+    if rounds := config["eval"].get("weight_rounds"):
+        if settings.num_clients != 2 or settings.participation not in (1, 2):
+            raise ConfigError("eval.weight_rounds", rounds, "[] unless there are two clients, both in every round")
+        if method.weights != "size":
+            raise ConfigError("eval.weight_rounds", rounds, "[] unless method.weights=size")
+    personal = isinstance(partition, Natural) or needs.own_test
+    made: dict[str, Any] = {key: construct_section(key, cls, config[key]) for key, cls in sections.items()}
+    _check_steps(method, made["local"], made["server"])
+    use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    return Plan(
+        settings=settings,
+        device=torch.device("cuda" if use_gpu else "cpu"),
+        dataset=construct("dataset", {"dataset": dataset}),
+        server_samples=server_samples,
+        partition=partition,
+        own_test=own_test == "per_client" or (own_test == "auto" and personal),
+        validation=validation,
+        make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),
+        model_name=config["model"]["name"],
+        gaussian=gaussian,
+        method=method,
+        alternatives=construct_alternatives(method, config),
+        foreign=construct_foreign(config),
+        engine=construct("engine", config),
+        observers=[] if config["observer"].get("name") == "none" else [construct("observer", config)],
+        **made,
+    )
+
+
+def _check_steps(method: Method, local: LocalSettings, server: ServerStep) -> None:
+    """Refuse local and server steps that the method's algebra does not know."""
+    if local.optimizer != "sgd" and method.needs.sgd:
+        raise ConfigError("local.optimizer", local.optimizer, f"sgd; method {method.name} is made for its steps")
+    if not server.is_plain and not method.needs.any_server_step:
+        key, got = ("server.rule", server.rule) if server.rule != "sgd" else ("server.momentum", server.momentum)
+        allowed = f"{'sgd' if key == 'server.rule' else 0}; the state of method {method.name} is not a point"
+        raise ConfigError(key, got, allowed)
