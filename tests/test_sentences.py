@@ -246,6 +246,8 @@ def test_what_was_perhaps_meant(bfl_run: BflRun, word: str, meant: str) -> None:
 def test_the_wrong_one_of_many_is_named(bfl_run: BflRun) -> None:
     words = ["seed=1", "method=fedprox", "method.mu=1", "local.lr=0.1", "model.hidden=[3]", "rounds=2"]
     check_sentence(bfl_run(*words, "method.gamma=1", "num_clients=2"), "method.gamma", "'1'", NO_KEY)
+    unnamed = bfl_run("seed=1", "model.hidden.x=1")  # Hydra's error does not say which key it is about
+    check_sentence(unnamed, "model.hidden.x", "'1'", "no such key; ")
     swept = bfl_run("-m", "method=fola,fedavg", "seed=1,2", "local.foo=1")
     check_sentence(swept, "local.foo", "'1'", NO_KEY)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 import pytest
 
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value, describe
-from bfl_bench.errors import BflError, ConfigError
+from bfl_bench.errors import BflError, ConfigError, as_written
 from bfl_bench.method import LocalSettings
 
 
@@ -88,7 +88,7 @@ def test_wrong_values(target: Callable[..., Any], key: str, value: object) -> No
     allowed = {"rate": "a number above 0", "mode": "per_class, per_client", "steps": "a whole number"}
     with pytest.raises(ConfigError) as caught:
         check_arguments(target, {**GOOD, key: value})
-    assert str(caught.value) == f"{key}: got {value!r}, allowed: {allowed[key]}"
+    assert str(caught.value) == f"{key}: got {as_written(value)}, allowed: {allowed[key]}"
 
 
 FITS: list[tuple[Any, list[Any], list[Any]]] = [
@@ -123,7 +123,7 @@ def test_types_and_ranges(annotation: Any, good: list[Any], bad: list[Any]) -> N
     for value in bad:
         with pytest.raises(ConfigError) as caught:
             check_value("some.key", value, annotation)
-        assert str(caught.value) == f"some.key: got {value!r}, allowed: {describe(annotation)}"
+        assert str(caught.value) == f"some.key: got {as_written(value)}, allowed: {describe(annotation)}"
 
 
 @pytest.mark.parametrize(
@@ -205,3 +205,11 @@ def test_config_errors_travel_between_processes_and_know_where_they_are() -> Non
     assert isinstance(again, BflError)
     assert again.exit_code == 2
     assert ConfigError("", 1, "x").below("model").key == "model"
+
+
+def test_values_are_said_as_they_are_written() -> None:
+    said = {"null": None, "true": True, "false": False, "1": 1, "0.5": 0.5, "nan": float("nan"), "'a'": "a", "''": ""}
+    for text, value in said.items():
+        assert str(ConfigError("key", value, "else")) == f"key: got {text}, allowed: else"
+    assert as_written([1, "a", [None, True]]) == "[1, 'a', [null, true]]"
+    assert as_written({"a": None, "b": {"c": [False]}}) == "{a: null, b: {c: [false]}}"
