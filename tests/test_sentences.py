@@ -302,6 +302,11 @@ def test_what_a_file_sweeps_is_read_too(bfl_run: BflRun, tmp_path: Path) -> None
     (tmp_path / "conf" / "experiment" / "own.yaml").write_text(sweep)
     result = bfl_run("-m", "--config-dir", "conf", "experiment=own")
     check_sentence(result, "seed", "'[1'", "a value, or several, that can be read (")
+    (tmp_path / "conf" / "experiment" / "own.yaml").write_text(sweep.replace('seed: "[1"', "dataset@foo: mnist"))
+    result = bfl_run("-m", "--config-dir", "conf", "experiment=own")
+    assert result.code == 1  # a point of a sweep
+    sentence = "dataset@foo: got 'dataset@foo=mnist', allowed: dataset=NAME; a group has one place in the config"
+    assert result.err == f"bfl-run: dataset@foo=mnist experiment=own: {sentence}\n"
 
 
 def test_points_of_a_sweep_say_the_same(bfl_run: BflRun) -> None:
