@@ -106,8 +106,8 @@ def test_where_a_launcher_gives_up_the_folders_tell(bfl_run: BflRun, monkeypatch
 
 @pytest.mark.parametrize(("launcher", "extra"), [("joblib", "joblib"), ("submitit_slurm", "slurm"), ("ray", "ray")])
 def test_where_a_launcher_is_not_installed_a_sentence_names_the_extra(launcher: str, extra: str) -> None:
-    text = f"Could not find 'hydra/launcher/{launcher}'\n\nAvailable options in 'hydra/launcher':\n\tbasic\n"
+    text = f"In 'hydra/config': Could not find 'hydra/launcher/{launcher}'\n"
     error = MissingConfigException(text, f"hydra/launcher/{launcher}", ["basic"])
-    outcome = outcome_of(error, [f"hydra/launcher={launcher}"])
+    outcome = outcome_of(error, ["seed=1", f"hydra/launcher={launcher}"])
     allowed = f"basic; {launcher} has to be installed first: pip install -e '.[{extra}]'"
     assert outcome.message == f"hydra/launcher: got '{launcher}', allowed: {allowed}"

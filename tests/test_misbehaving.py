@@ -152,6 +152,10 @@ def test_what_is_no_method_is_refused(target: str, sentence: str) -> None:
         (["method=fedlpa", "model=lstm", "dataset=shakespeare", "partition=natural"], "model: got 'lstm', allowed: a"),
         (["method=dense", "model=mlp", "dataset=synthetic"], "dataset: got 'synthetic', allowed: square images"),
         (["method=fedov", "model=mlp", "dataset=synthetic"], "dataset: got 'synthetic', allowed: images"),
+        (
+            ["model=lenet"],
+            "model: got 'lenet', allowed: one for inputs of shape (1, 8, 8); lenet needs images with sides",
+        ),
         (["method=virtual", "server.lr=1.5"], "method.damping: got null"),
         (["method=virtual", "model.bayesian_layers=0"], "model.bayesian_layers: got 0"),
         (["method=fednova", "local.optimizer=adam"], "local.optimizer: got 'adam', allowed: sgd"),

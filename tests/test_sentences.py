@@ -246,6 +246,8 @@ def test_what_was_perhaps_meant(bfl_run: BflRun, word: str, meant: str) -> None:
 def test_the_wrong_one_of_many_is_named(bfl_run: BflRun) -> None:
     words = ["seed=1", "method=fedprox", "method.mu=1", "local.lr=0.1", "model.hidden=[3]", "rounds=2"]
     check_sentence(bfl_run(*words, "method.gamma=1", "num_clients=2"), "method.gamma", "'1'", NO_KEY)
+    unnamed = bfl_run("seed=1", "model.hidden.x=1")  # Hydra's error does not say which key it is about
+    check_sentence(unnamed, "model.hidden.x", "'1'", "no such key; ")
     swept = bfl_run("-m", "method=fola,fedavg", "seed=1,2", "local.foo=1")
     check_sentence(swept, "local.foo", "'1'", NO_KEY)
 
@@ -300,6 +302,11 @@ def test_what_a_file_sweeps_is_read_too(bfl_run: BflRun, tmp_path: Path) -> None
     (tmp_path / "conf" / "experiment" / "own.yaml").write_text(sweep)
     result = bfl_run("-m", "--config-dir", "conf", "experiment=own")
     check_sentence(result, "seed", "'[1'", "a value, or several, that can be read (")
+    (tmp_path / "conf" / "experiment" / "own.yaml").write_text(sweep.replace('seed: "[1"', "dataset@foo: mnist"))
+    result = bfl_run("-m", "--config-dir", "conf", "experiment=own")
+    assert result.code == 1  # a point of a sweep
+    sentence = "dataset@foo: got 'dataset@foo=mnist', allowed: dataset=NAME; a group has one place in the config"
+    assert result.err == f"bfl-run: dataset@foo=mnist experiment=own: {sentence}\n"
 
 
 def test_points_of_a_sweep_say_the_same(bfl_run: BflRun) -> None:

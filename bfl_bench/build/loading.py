@@ -33,13 +33,17 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     settings = plan.settings
     set_up_process(settings.threads)
     data_dir = Path(settings.data_dir).expanduser() if settings.data_dir else default_data_dir()
-    dataset, server_data = _hold_out(plan.dataset.load(data_dir), plan.server_samples, settings.seed)
+    try:
+        dataset = plan.dataset.load(data_dir)
+    except ConfigError as error:
+        raise error.below("dataset") from None
+    dataset, server_data = _hold_out(dataset, plan.server_samples, settings.seed)
     if plan.method.needs.classes and not isinstance(dataset.likelihood, Categorical):
         raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
     try:
         dataset, partition, own_test = _split(plan, dataset)
     except ConfigError as error:
-        raise error if error.key == "num_clients" else error.below("partition") from None
+        raise error if error.key in ("num_clients", "seed") else error.below("partition") from None
     task = _make_task(plan, dataset, partition, server_data)
     start, reference = _read_earlier_runs(plan, task.model)
     worker = Worker(
@@ -106,7 +110,9 @@ def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
             module = plan.make_model(dataset.input_shape, num_outputs)
             private = plan.make_model(dataset.input_shape, num_outputs) if needs.lateral else None
         except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
-            raise ConfigError("model", "a network that cannot be made", f"one that can ({error})") from None
+            raise ConfigError("model", plan.model_name, f"a network that can be made ({error})") from None
+        except UnsuitableError as error:
+            raise ConfigError("model", plan.model_name, error.needed) from None
         if plan.gaussian is None or layers == 0 or not needs.gaussian_layers:
             return module
         available = count_layers(module)
@@ -115,7 +121,12 @@ def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
         num_layers = None if layers == "auto" else available if layers in ("all", "auto_all") else layers
         assert not isinstance(num_layers, str)
         module = make_gaussian(module, num_layers, plan.gaussian)
-        return Lateral(module, make_gaussian(private, num_layers, plan.gaussian)) if private is not None else module
+        if private is None:
+            return module
+        try:
+            return Lateral(module, make_gaussian(private, num_layers, plan.gaussian))
+        except UnsuitableError as error:
+            raise ConfigError("model", plan.model_name, error.needed) from None
 
 
 def _evaluation_sets(dataset: Dataset, partition: Partition, own_test: list[Ints] | None) -> dict[str, EvaluationSet]:

@@ -25,10 +25,16 @@ LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "s
 
 def explain(error: BaseException, words: Sequence[str]) -> ConfigError:
     """Say which key is wrong, what was given and what is allowed."""
+    try:
+        return _explain(error, read_words(words))
+    except ConfigError as found:  # a word that is wrong by itself, out of what a file sweeps
+        return found
+
+
+def _explain(error: BaseException, line: CommandLine) -> ConfigError:
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-    line = read_words(words)
     reason = _reason(error)
     if isinstance(error, OverrideParseException):  # of what a file sweeps; that of the command line is checked before
         key, _, value = error.override.partition("=")

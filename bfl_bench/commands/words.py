@@ -1,7 +1,7 @@
 """The words of the command line, checked one by one before Hydra reads them.
 
 Hydra says what is wrong with a word in many ways, and takes some wrong ones without a word. Here each is refused with
-one sentence; what only the composed config can tell is left to Hydra, and `outcome` puts its errors into the same form.
+one sentence; what only the composed config can tell is left to Hydra, and `composing` puts its errors into that form.
 """
 
 import re

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.models.flat import Layout
 
 SHARED, GATES = "shared.", "gates."  # how the names of parameters begin
@@ -19,7 +19,9 @@ class Lateral(nn.Module):
     def __init__(self, shared: nn.Module, private: nn.Module) -> None:
         super().__init__()
         if not isinstance(shared, nn.Sequential) or not isinstance(private, nn.Sequential):
-            raise ConfigError("method.private", "lateral", "none for a network that is not a sequence of layers")
+            raise UnsuitableError(
+                "a sequence of layers, to which a private network can be coupled, or method.private=none"
+            )
         self.shared, self.private = shared, private
         self._gated = [any(True for _ in layer.parameters()) for layer in shared]
         self.gates = nn.ParameterList([0.1 * torch.rand(()) for gated in self._gated if gated])

@@ -10,7 +10,7 @@ from typing import Annotated
 from torch import Tensor, nn
 
 from bfl_bench.checks import AtLeast
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import UnsuitableError
 from bfl_bench.models.pooling import MaxPool
 
 Shape = tuple[int, ...]
@@ -51,8 +51,7 @@ def lenet(input_shape: Shape, num_classes: int) -> nn.Module:
 def conv3(input_shape: Shape, num_classes: int, channels: Annotated[int, AtLeast(1)]) -> nn.Module:
     """Three small convolutions and one linear layer, as in FedLPA's picture of a Fisher matrix."""
     if len(input_shape) != 3 or min(input_shape[1:]) < 15:
-        allowed = f"a network for inputs of shape {input_shape}; conv3 needs images with sides of at least 15"
-        raise ConfigError("model", "conv3", allowed)
+        raise UnsuitableError(f"one for inputs of shape {input_shape}; conv3 needs images with sides of at least 15")
     inputs, height, width = input_shape
     layers: list[nn.Module] = []
     for _ in range(3):
@@ -85,8 +84,7 @@ def conv(
 ) -> nn.Module:
     """VIRTUAL's: 5x5 convolutions with 32 and 64 filters that keep the size, pooling after each, then an MLP."""
     if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-        allowed = f"a network for inputs of shape {input_shape}; conv needs images with sides of at least 4"
-        raise ConfigError("model", "conv", allowed)
+        raise UnsuitableError(f"one for inputs of shape {input_shape}; conv needs images with sides of at least 4")
     channels, height, width = input_shape
     features = 64 * (height // 2 // 2) * (width // 2 // 2)
     blocks = [*_block(channels, 32, padding=2, bias=bias), *_block(32, 64, padding=2, bias=bias)]
@@ -121,7 +119,7 @@ def lstm(
 ) -> nn.Module:
     """Tokens (n, positions) to a prediction at every position: embedding, LSTM layers, one linear layer."""
     if len(input_shape) != 1:
-        raise ConfigError("model", "lstm", f"a network for inputs of shape {input_shape}; lstm needs sequences")
+        raise UnsuitableError(f"one for inputs of shape {input_shape}; lstm needs sequences")
     return nn.Sequential(
         nn.Embedding(num_classes, embedding),
         Recurrent(embedding, units, layers),
@@ -138,8 +136,7 @@ def _block(in_channels: int, out_channels: int, padding: int = 0, bias: bool = T
 def _convolved(name: str, input_shape: Shape, out_channels: int) -> tuple[int, int]:
     """Channels of the input, and features after two blocks of 5x5 convolution and 2x2 pooling."""
     if len(input_shape) != 3 or min(input_shape[1:]) < 16:
-        allowed = f"a network for inputs of shape {input_shape}; {name} needs images with sides of at least 16"
-        raise ConfigError("model", name, allowed)
+        raise UnsuitableError(f"one for inputs of shape {input_shape}; {name} needs images with sides of at least 16")
     channels, height, width = input_shape
     height, width = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return channels, out_channels * height * width

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bfl_bench.aggregators import eaa
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import ConfigError, UnsuitableError
 from bfl_bench.inference.sites import natural, prune, read_private, unprune, write_private
 from bfl_bench.inference.train import Adjust, Trained
 from bfl_bench.inference.variational import Prior
@@ -450,5 +450,5 @@ def test_a_network_without_gaussian_layers_is_refused() -> None:
 
 
 def test_lateral_needs_a_sequence_of_layers() -> None:
-    with pytest.raises(ConfigError, match="not a sequence"):
+    with pytest.raises(UnsuitableError, match="a sequence of layers"):
         Lateral(nn.Linear(2, 2), nn.Linear(2, 2))

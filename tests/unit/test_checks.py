@@ -209,3 +209,11 @@ def test_config_errors_travel_between_processes_and_know_where_they_are() -> Non
     assert isinstance(again, BflError)
     assert again.exit_code == 2
     assert ConfigError("", 1, "x").below("model").key == "model"
+
+
+def test_values_are_said_as_they_are_written() -> None:
+    said = {"null": None, "true": True, "false": False, "1": 1, "0.5": 0.5, "nan": float("nan"), "'a'": "a", "''": ""}
+    for text, value in said.items():
+        assert str(ConfigError("key", value, "else")) == f"key: got {text}, allowed: else"
+    assert as_written([1, "a", [None, True]]) == "[1, 'a', [null, true]]"
+    assert as_written({"a": None, "b": {"c": [False]}}) == "{a: null, b: {c: [false]}}"

@@ -24,7 +24,7 @@ class Natural:
         return np.sort(numpy_stream(seed, "partition").permutation(num_owners)[:num_clients])
 
     def split(self, labels: Ints, num_classes: int, num_clients: int, seed: int) -> Partition:
-        raise ConfigError("name", self.name, "another partition; this dataset does not say whose examples are whose")
+        raise ConfigError("", self.name, "another partition; this dataset does not say whose examples are whose")
 
 
 def indices_of(owners: Ints, chosen: Ints) -> list[Ints]:
