@@ -1,6 +1,7 @@
 """`bfl-run --help` says what the config files say; the oracle for keys, values and choices is what Hydra composes."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 from bfl_bench.commands.config_files import list_options, read_option
 from bfl_bench.groups import GROUPS, PARTS
 from bfl_bench.records import config_folder
+from tests.composing import COMMAND
 from tests.conftest import BflRun
 
 CONF = config_folder()
@@ -243,3 +245,10 @@ def test_help_needs_neither_torch_nor_hydra() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0
         assert "bfl" in done.stdout
+
+
+def test_a_reader_that_has_gone_is_no_problem(tmp_path: Path) -> None:
+    command = f"{shlex.quote(COMMAND)} --help | head -n 1"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("bfl-run [key=value ...]")

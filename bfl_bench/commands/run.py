@@ -18,6 +18,7 @@ import yaml
 from bfl_bench.commands.composing import check_package
 from bfl_bench.commands.help import help_text
 from bfl_bench.commands.outcome import STATUSES, Outcome, outcome_of
+from bfl_bench.commands.printing import say
 from bfl_bench.commands.words import CommandLine, check_words, read_by_hydra, read_words
 from bfl_bench.engines.fork_server import open_fork_server
 from bfl_bench.errors import BflError, ConfigError, RunError
@@ -41,10 +42,10 @@ def main() -> None:
         if "--version" in line.options:
             from bfl_bench import __version__
 
-            print(f"bfl-bench {__version__}")
+            say(f"bfl-bench {__version__}")
             return
         if "--help" in line.options:
-            print(help_text(line))
+            say(help_text(line))
             return
         tell.cache_clear()
         line = replace(line, overrides=[modernise_override(override, tell) for override in line.overrides])
