@@ -1,7 +1,9 @@
 """The data and what depends on it: splits, network, task, worker; what only the data can tell is checked here."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 from bfl_bench import records
 from bfl_bench.aggregators.algebra import Gaussian
+from bfl_bench.build.parts import is_own
 from bfl_bench.build.planning import Plan, plan
 from bfl_bench.data.dataset import Dataset, Split
 from bfl_bench.data.partition import Natural, Partition, deal_test, hold_out, indices_of
@@ -17,7 +20,7 @@ from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import TEST, VALIDATION, EvaluationSet, Worker
 from bfl_bench.errors import ConfigError, RunError, UnsuitableError
-from bfl_bench.identity import RUNS, read_config
+from bfl_bench.identity import RUNS, fill_in, read_config
 from bfl_bench.likelihood import Categorical
 from bfl_bench.method import DataInfo, ServerData, Task, Tensors
 from bfl_bench.models.flat import FlatModel
@@ -190,18 +193,32 @@ def first_labels(split: Split) -> Ints:
 
 
 def reload(folder: Path) -> tuple[Experiment, Tensors]:
-    """The experiment of a finished run, data and all, and the server's state at its end."""
+    """Load the experiment of a finished run, data and all, and the server's state at its end.
+
+    A run folder is data that somebody else may have written: only parts of this package are made from it.
+    """
     config = read_config(folder)
     if config is None:
         raise RunError(f"{folder} is not the folder of a run, with its {records.CONFIG}")
-    config.pop("schema_version")
+    if foreign := [target for target in _targets(config) if not is_own(target)]:
+        named = f"{folder} names {foreign[0]!r}, which is no part of bfl-bench"
+        raise RunError(f"{named}: code is not run from run folders")
+    config = fill_in(config)
+    config.pop("schema_version", None)
     config |= dict.fromkeys(RUNS)  # those folders may be gone, and are of no use any more
-    config["engine"] = {
-        "_target_": "bfl_bench.engines.worker.Sequential",
-        "name": "sequential",
-    }  # Ray may not be installed
+    config["observer"] = {"name": "none"}
+    # Ray may not be installed.
+    config["engine"] = {"_target_": "bfl_bench.engines.worker.Sequential", "name": "sequential"}
     experiment = load(plan(config))[0]
     return experiment, read_state(folder, experiment.worker.task.model.vector.device)
+
+
+def _targets(node: Any) -> Iterator[Any]:
+    """Yield every `_target_` of a config, at any depth."""
+    if isinstance(node, dict):
+        yield from (node["_target_"],) if "_target_" in node else ()
+    for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _targets(item)
 
 
 def _read_earlier_runs(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:

@@ -96,6 +96,17 @@ def split_model(node: Mapping[str, Any]) -> tuple[GaussianSettings | None, dict[
     return (construct_section("model", GaussianSettings, shared) if shared else None), rest
 
 
+def is_own(path: object) -> bool:
+    """Tell whether a `_target_` is a class or function of this package, not of a module that it imports."""
+    if not isinstance(path, str) or not path.startswith("bfl_bench."):
+        return False
+    try:
+        target = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return str(getattr(target, "__module__", "")).startswith("bfl_bench.")
+
+
 def _target(group: str, config: Mapping[str, Any]) -> Callable[..., Any]:
     path = config[group].get("_target_")
     if not isinstance(path, str):

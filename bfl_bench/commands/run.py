@@ -63,7 +63,6 @@ def _run_hydra(line: CommandLine) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to us instead of printing them
     sys.argv[1:] = _arrange(line).as_words()
     sweep = "--multirun" in line.options
-    sys.path.append(str(Path.cwd()))  # so that `_target_` finds a user's own module in the working directory
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for hydra/launcher=ray
     here = os.getpid()
@@ -113,6 +112,9 @@ def _interrupt(signum: int, frame: object) -> None:
 
 def run_job(config: "DictConfig", bar: bool) -> Outcome:
     """One run: a point of a sweep, or the only one."""
+    # So that `_target_` finds a user's own module. Not earlier: Hydra runs every hydra_plugins/*.py on the path.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     try:
         return _run(config, bar)
     except Exception as error:
