@@ -5,6 +5,7 @@ notes their lengths, and resuming cuts them back to those: what a killed round l
 """
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -110,10 +111,11 @@ class Table:
         self.path = path
         self.columns = tuple(columns)
         self.length = 0  # bytes
+        self._digest = hashlib.sha256()  # of the content so far
 
     def describe(self) -> dict[str, Any]:
         """Say where the table ends, for a checkpoint."""
-        return {"length": self.length, "columns": list(self.columns)}
+        return {"length": self.length, "columns": list(self.columns), "sha256": self._digest.hexdigest()}
 
     def resume(self, described: Mapping[str, Any] | None) -> None:
         """Continue a table as it was described when the checkpoint was written; None: it begins."""
@@ -125,13 +127,18 @@ class Table:
         self.columns, self.length = tuple(described["columns"]), described["length"]
         with self.path.open(newline="") as file:
             columns = tuple(next(csv.reader(file)))
-        if columns == self.columns:
-            os.truncate(self.path, self.length)
-        elif columns[: len(self.columns)] == self.columns:  # it has grown by columns since then
+        if columns[: len(self.columns)] != self.columns:
+            raise RunError(f"{self.path} has other columns than its checkpoint says; start over with force=true")
+        content = self.path.read_bytes()
+        if columns != self.columns:  # it has grown by columns since then
             content = self._format(self.columns, read_table(self.path)).encode()
+        self._digest = hashlib.sha256(content[: self.length])
+        if self._digest.hexdigest() != described["sha256"]:
+            raise RunError(f"{self.path} was changed since its checkpoint was written; start over with force=true")
+        if columns != self.columns:
             write_bytes(self.path, content[: self.length])
         else:
-            raise RunError(f"{self.path} has other columns than its checkpoint says; start over with force=true")
+            os.truncate(self.path, self.length)
 
     def append(self, rows: Sequence[Mapping[str, Cell]]) -> None:
         if not rows:
@@ -139,13 +146,16 @@ class Table:
         known = dict.fromkeys(self.columns)
         new = dict.fromkeys(name for row in rows for name in row if name not in known)
         self.columns += tuple(new)
-        if self.length == 0:
-            write_text(self.path, self._format(self.columns, rows))
-        elif new:
-            write_text(self.path, self._format(self.columns, [*read_table(self.path), *rows]))
+        if self.length == 0 or new:
+            earlier = read_table(self.path) if self.length else []
+            content = self._format(self.columns, [*earlier, *rows]).encode()
+            write_bytes(self.path, content)
+            self._digest = hashlib.sha256(content)
         else:
-            with self.path.open("a", newline="") as file:
-                file.write(self._format(self.columns, rows, header=False))
+            content = self._format(self.columns, rows, header=False).encode()
+            with self.path.open("ab") as file:
+                file.write(content)
+            self._digest.update(content)
         self.length = self.path.stat().st_size
 
     @staticmethod

@@ -1,10 +1,13 @@
 """The state of a run on disk after a round: tensors in safetensors files, the rest in a JSON manifest.
 
 Every file name carries the round that wrote it, and the manifest, renamed into place last, names the files that
-belong together. A run killed at any moment therefore finds a whole checkpoint: the new one or the one before.
-Nothing in it executes on load.
+belong together. A run killed at any moment therefore finds a whole checkpoint: the new one or the one before. The
+manifest has the digests of the files and a seal over itself, so that what was damaged or edited since is named and
+never believed. Nothing in it executes on load.
 """
 
+import hashlib
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +16,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save
 
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
@@ -35,29 +39,30 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._clients: dict[int, str] = {}  # client id -> file of its newest private state
+        self._digests: dict[str, str] = {}  # file -> sha256
 
     def save(self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Notes) -> None:
         """Write the server's state and the private states that changed since the last call."""
         self._path.mkdir(exist_ok=True)
         server = f"server-{round_}.safetensors"
-        write_tensors(self._path / server, state)
         clients = self._clients | {client: f"client-{client}-{round_}.safetensors" for client in changed}
+        digests = self._digests | {server: write_tensors(self._path / server, state)}
         for client, memory in changed.items():
-            write_tensors(self._path / clients[client], memory)
-        write_json(
-            self._path / _MANIFEST,
-            {
-                "round": round_,
-                "server": server,
-                "clients": {str(k): v for k, v in clients.items()},
-                "notes": asdict(notes),
-            },
-        )
+            digests[clients[client]] = write_tensors(self._path / clients[client], memory)
+        digests = {name: digests[name] for name in (server, *clients.values())}
+        content = {
+            "round": round_,
+            "server": server,
+            "clients": {str(k): v for k, v in clients.items()},
+            "notes": asdict(notes),
+            "sha256": digests,
+        }
+        write_json(self._path / _MANIFEST, content | {"seal": _seal(content)})
         outdated = {self._clients[client] for client in changed if client in self._clients}
         for path in [*self._path.glob("server-*.safetensors"), *(self._path / name for name in outdated)]:
             if path.name != server and path.name not in clients.values():
                 path.unlink(missing_ok=True)
-        self._clients = clients
+        self._clients, self._digests = clients, digests
 
     def load(self, device: torch.device) -> Checkpoint | None:
         """The newest whole checkpoint; None where there is none. Files that belong to none are removed."""
@@ -65,17 +70,29 @@ class CheckpointFolder:
         if manifest is None:
             shutil.rmtree(self._path, ignore_errors=True)
             return None
+        if manifest.get("seal") != _seal(manifest):
+            raise RunError(f"{self._path / _MANIFEST} is damaged or was edited; start over with force=true")
         self._clients = {int(client): name for client, name in manifest["clients"].items()}
+        self._digests = manifest["sha256"]
         kept = {manifest["server"], *self._clients.values(), _MANIFEST}
         for path in self._path.iterdir():
             if path.name not in kept:
                 path.unlink()
         return Checkpoint(
             round=manifest["round"],
-            state=_read(self._path / manifest["server"], device),
-            memories={client: _read(self._path / name, device) for client, name in self._clients.items()},
+            state=self._read(manifest["server"], device),
+            memories={client: self._read(name, device) for client, name in self._clients.items()},
             notes=_read_notes(manifest["notes"], self._path / _MANIFEST),
         )
+
+    def _read(self, name: str, device: torch.device) -> Tensors:
+        return _read(self._path / name, device, self._digests[name])
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """Compute the sha256 of a manifest without its seal and version."""
+    content = {key: value for key, value in manifest.items() if key not in ("seal", "schema_version")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read_notes(saved: dict[str, Any], path: Path) -> Notes:
@@ -91,17 +108,24 @@ def read_state(folder: Path, device: torch.device) -> Tensors:
     manifest = read_json(folder / CHECKPOINT / _MANIFEST)
     if summary is None or summary["status"] != "done" or manifest is None:
         raise RunError(f"{folder} is not the folder of a finished run with its checkpoint")
-    return _read(folder / CHECKPOINT / manifest["server"], device)
+    digests = manifest.get("sha256", {})  # runs of earlier versions have none
+    return _read(folder / CHECKPOINT / manifest["server"], device, digests.get(manifest["server"]))
 
 
-def write_tensors(path: Path, tensors: Tensors) -> None:
+def write_tensors(path: Path, tensors: Tensors) -> str:
+    """Write a file of tensors; return the sha256 of its content."""
     # Clones, because safetensors refuses two names for one tensor, and views that are not contiguous.
     copies = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
-    write_bytes(path, save(copies))
+    content = save(copies)
+    write_bytes(path, content)
+    return hashlib.sha256(content).hexdigest()
 
 
-def _read(path: Path, device: torch.device) -> Tensors:
+def _read(path: Path, device: torch.device, digest: str | None) -> Tensors:
     try:
-        return load_file(path, device=str(device))
+        content = path.read_bytes()
+        if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+            raise RunError(f"{path} is damaged (its checksum is another); start over with force=true")
+        return {name: tensor.to(device) for name, tensor in load_bytes(content).items()}
     except (SafetensorError, FileNotFoundError) as error:
         raise RunError(f"{path} is damaged ({error}); start over with force=true") from None

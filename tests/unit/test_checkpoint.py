@@ -15,7 +15,11 @@ from bfl_bench.run.checkpoint import Checkpoint, CheckpointFolder
 from bfl_bench.run.recorder import Notes
 from tests.federation import CPU
 
-NOTES = Notes(bytes_up=12, tables={"metrics.csv": {"length": 345, "columns": ["round"]}}, personal={"3": [0.5, 1.5]})
+NOTES = Notes(
+    bytes_up=12,
+    tables={"metrics.csv": {"length": 345, "columns": ["round"], "sha256": "0"}},
+    personal={"3": [0.5, 1.5]},
+)
 
 
 def make_state(value: float) -> Tensors:
@@ -190,10 +194,10 @@ def test_notes_of_another_version_end_in_a_sentence_or_get_defaults(path: Path) 
     manifest = path / "manifest.json"
     content = json.loads(manifest.read_text())
     del content["notes"]["personal"]
-    manifest.write_text(json.dumps(content))
+    manifest.write_text(json.dumps(content | {"seal": checkpoint_module._seal(content)}))
     assert load(path).notes == Notes(bytes_up=12, tables=NOTES.tables)
     content["notes"]["mood"] = "good"
-    manifest.write_text(json.dumps(content))
+    manifest.write_text(json.dumps(content | {"seal": checkpoint_module._seal(content)}))
     with pytest.raises(RunError, match=r"manifest\.json holds mood.*force=true"):
         CheckpointFolder(path).load(CPU)
 
@@ -220,4 +224,42 @@ def test_a_damaged_file_is_named(path: Path) -> None:
     CheckpointFolder(path).save(1, {"a": torch.ones(3)}, {}, Notes())
     (path / "server-1.safetensors").write_bytes(b"not a tensor")
     with pytest.raises(RunError, match=r"server-1\.safetensors is damaged"):
+        CheckpointFolder(path).load(CPU)
+
+
+@pytest.mark.parametrize("name", ["server-2.safetensors", "client-0-1.safetensors", "client-1-2.safetensors"])
+@pytest.mark.parametrize("damage", ["bit", "zeros", "cut", "other"])
+def test_a_damaged_file_is_named_and_not_believed(path: Path, name: str, damage: str) -> None:
+    """One bit, zeros, half of it, or another client's file in its place."""
+    folder = CheckpointFolder(path)
+    folder.save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, Notes())
+    folder.save(2, make_state(2.0), {1: make_memory(1, 2), 7: make_memory(7, 2)}, Notes())
+    load(path)
+    content = bytearray((path / name).read_bytes())
+    if damage == "bit":
+        content[-2] ^= 1
+    elif damage == "zeros":
+        content[-4:] = bytes(4)
+        content[-8:-4] = bytes(4)
+    elif damage == "cut":
+        del content[len(content) // 2 :]
+    else:
+        content = bytearray((path / "client-7-2.safetensors").read_bytes())
+    (path / name).write_bytes(content)
+    with pytest.raises(RunError, match=rf"{name} is damaged .*force=true"):
+        CheckpointFolder(path).load(CPU)
+
+
+@pytest.mark.parametrize("key", ["round", "server", "clients", "notes", "sha256"])
+def test_an_edited_manifest_is_named_and_not_believed(path: Path, key: str) -> None:
+    folder = CheckpointFolder(path)
+    folder.save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, NOTES)
+    manifest = path / "manifest.json"
+    content = json.loads(manifest.read_text())
+    changed: dict[str, Any] = {"round": 0, "server": "client-0-1.safetensors", "clients": {}, "notes": {}, "sha256": {}}
+    manifest.write_text(json.dumps(content | {key: changed[key]}))
+    with pytest.raises(RunError, match=r"manifest\.json is damaged or was edited.*force=true"):
+        CheckpointFolder(path).load(CPU)
+    manifest.write_text(json.dumps({name: value for name, value in content.items() if name != "seal"}))
+    with pytest.raises(RunError, match="damaged or was edited"):
         CheckpointFolder(path).load(CPU)

@@ -109,6 +109,19 @@ def test_resuming_cuts_back_to_what_was_described(tmp_path: Path) -> None:
     assert again.length == path.stat().st_size
 
 
+@pytest.mark.parametrize("change", [("0.5", "0.6"), ("\n", "\r\n"), ("1,0.5\n", "1,0.5\n1,0.5\n")])
+def test_a_table_that_was_touched_is_named(tmp_path: Path, change: tuple[str, str]) -> None:
+    """By hand, or by a program that saves it with other line ends."""
+    path = tmp_path / "t.csv"
+    table = Table(path, ("round", "ga"))
+    table.append([{"round": 1, "ga": 0.5}])
+    table.append([{"round": 2, "ga": 0.7}])
+    described = table.describe()
+    path.write_bytes(path.read_bytes().replace(change[0].encode(), change[1].encode(), 1))
+    with pytest.raises(RunError, match=r"t\.csv was changed since.*force=true"):
+        Table(path, ("round", "ga")).resume(described)
+
+
 def test_resuming_takes_back_columns_that_came_later(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     table = Table(path, ("round", "ga"))
@@ -131,7 +144,7 @@ def test_resuming_at_nothing_removes_the_file(tmp_path: Path) -> None:
     assert not path.exists()
     table.append([{"round": 1}])
     assert read_rows(path) == [["round"], ["1"]]
-    Table(tmp_path / "absent.csv", ("round",)).resume({"length": 0, "columns": ["round"]})
+    Table(tmp_path / "absent.csv", ("round",)).resume({"length": 0, "columns": ["round"], "sha256": ""})
 
 
 @pytest.mark.parametrize("content", [None, "round\n1\n"])
@@ -140,7 +153,7 @@ def test_resuming_a_table_that_is_too_short(tmp_path: Path, content: str | None)
     if content is not None:
         path.write_text(content)
     with pytest.raises(RunError, match=r"t\.csv.*force=true"):
-        Table(path, ("round",)).resume({"length": 100, "columns": ["round"]})
+        Table(path, ("round",)).resume({"length": 100, "columns": ["round"], "sha256": ""})
     assert content is None or path.read_text() == content
 
 
