@@ -102,6 +102,21 @@ def test_commands_for_what_is_missing_make_it(table: str) -> None:
     assert num == len(paper)
 
 
+def test_figure_2_joins_a_run_with_the_one_that_it_started_from(tmp_path: Path) -> None:
+    out = tmp_path / "outputs"
+    setting = ["experiment=fedlpa_figure2", "dataset=mnist", "method=fedlpa"]
+    once = write_run(out, resolve(*setting, "rounds=1"), {"round": 1, "ga": 0.5})
+    then = [*setting[:2], "method=fedavg", "rounds=2"]
+    write_run(out, resolve(*then), {"round": 1, "ga": 0.25}, {"round": 2, "ga": 0.5})
+    alone = call_script("fedlpa", "figure2", cwd=tmp_path).stdout
+    assert f"method=fedavg rounds=1 start_from=outputs/{once.name}" in alone
+    write_run(out, resolve(*then, f"start_from={once}"), {"round": 1, "ga": 0.625}, {"round": 2, "ga": 0.75})
+    text = " ".join(call_script("fedlpa", "figure2", cwd=tmp_path).stdout.split())
+    assert "| FedLPA once, then FedAvg | 50.00 | 75.00 | 3 |" in text
+    assert "| FedAvg | 25.00 | 50.00 | 2 |" in text
+    assert "start_from" not in text
+
+
 @pytest.mark.parametrize("command", ["table1", pytest.param("figure4", marks=pytest.mark.slow)])
 def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     done = call_script("fedlpa", command, "--runs", ".", cwd=tmp_path)

@@ -136,6 +136,27 @@ def test_figures_of_searches_and_learning_curves(tmp_path: Path) -> None:
     assert fola("figure9", "--best-over", "local.epochs", cwd=tmp_path).returncode == 0
 
 
+def test_figure_12_finds_the_posterior_that_runs_refer_to(tmp_path: Path) -> None:
+    """Whatever its folder is called by now; a run with the posterior of another one is no point."""
+    runs = Path("outputs")
+    setting = ["experiment=fola_figure12", "row=fola_figure12/full", "partition.alpha=0.1"]
+    optimum = write_run(tmp_path / runs, resolve(*setting, "rounds=15"), {"round": 15, "ga": 0.9})
+    other = write_run(tmp_path / "other", resolve(*setting, "rounds=16"), {"round": 16, "ga": 0.9})
+    for path, distance in ((optimum, 0.25), (other, 0.5)):
+        config = resolve(*setting, f"reference_posterior={path}", "rounds=3", "local.epochs=5")
+        write_run(tmp_path / runs, config, {"round": 3, "ga": 0.8, "ae": distance})
+    config = resolve(*setting, f"reference_posterior={optimum}", f"start_from={optimum}", "rounds=1", "local.epochs=2")
+    write_run(tmp_path / runs, config, {"round": 1, "la": 0.7, "ga": 0.8, "lf": 0.125})
+    optimum.rename(tmp_path / runs / "optimum")
+    done = fola("figure12", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "To make it" not in done.stdout
+    found = [
+        (row["kind"], row["epochs"], row["distance"]) for row in cells(tmp_path / "outputs/report/fola_figure12.csv")
+    ]
+    assert found == [("AE", "5", "0.25"), ("LF", "2", "0.125")]
+
+
 @pytest.mark.parametrize("command", ["figure12", pytest.param("figure10", marks=pytest.mark.slow)])
 def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     done = fola(command, "--runs", ".", cwd=tmp_path)

@@ -32,41 +32,41 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def test_runs_get_their_new_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also those that others build on, in whatever order and below whatever folder they are found."""
-    out, deep = tmp_path / "outputs", tmp_path / "more" / "deep"
+    """Also those that others build on, though they are found after them, and below another folder."""
+    out, deep = tmp_path / "outputs", tmp_path / "with" / "more"
     words = "synthetic_dirichlet-0.1_fola_seed"
-    first = write_old(deep, f"{words}0_ffffffff", "data_dir=stand-in", data_dir="made-up")
-    write_old(out, f"{words}1_bbbbbbbb", "seed=1", start=f"more/deep/{words}0_ffffffff")
-    write_old(out, f"{words}2_aaaaaaaa", "seed=2", start=f"/gone/outputs/{words}1_bbbbbbbb")
+    last = write_old(deep, f"{words}0_ffffffff", "data_dir=stand-in", data_dir="made-up")
+    write_old(out, f"{words}2_bbbbbbbb", "seed=2", start=f"with/more/{words}0_ffffffff")
+    write_old(out, f"{words}1_aaaaaaaa", "seed=1", start=f"/gone/outputs/{words}2_bbbbbbbb")
     write_old(out, f"{words}3_cccccccc", "seed=3", start="/gone/run_12345678")
-    write_old(out, "renamed_by_hand", "seed=4")
+    write_old(out, "by_hand_deadbeef", "seed=4")
     (out / "no_run").mkdir()
     (out / "no_run" / records.CONFIG).write_text("seed: 1\n")
-    assert main([str(out), str(tmp_path / "more")]) == 0
+    assert main([str(out), str(tmp_path / "with")]) == 0
     printed = capsys.readouterr().out
     assert "5 runs: 4 renamed, 5 configs rewritten, 0 problems" in printed
     assert "start_from=/gone/run_12345678 is not below these folders" in printed
     (base,) = deep.iterdir()
-    assert base.name == folder_name(first)
-    assert finished_summary(base, first) is not None
+    assert base.name == folder_name(last)
+    assert finished_summary(base, last) is not None
     configs = {config["seed"]: config for path in out.iterdir() if (config := read_config(path)) is not None}
-    assert configs[1]["inputs"] == {"start_from": base.name}
-    assert configs[1]["start_from"] == f"more/deep/{base.name}"
-    assert configs[2]["inputs"] == {"start_from": folder_name(configs[1])}
-    assert configs[2]["start_from"] == f"/gone/outputs/{folder_name(configs[1])}"
+    assert configs[2]["inputs"] == {"start_from": base.name}
+    assert configs[2]["start_from"] == f"with/more/{base.name}"
+    assert configs[1]["inputs"] == {"start_from": folder_name(configs[2])}
+    assert configs[1]["start_from"] == f"/gone/outputs/{folder_name(configs[2])}"
     assert "inputs" not in configs[3]
     assert configs[3]["start_from"] == "/gone/run_12345678"
     expected = {folder_name(configs[seed]) for seed in (1, 2, 3)}
-    assert {path.name for path in out.iterdir()} == {"renamed_by_hand", "no_run", *expected}
+    assert {path.name for path in out.iterdir()} == {"by_hand_deadbeef", "no_run", *expected}
     for path in (base, *out.iterdir()):
         stored = yaml.safe_load((path / records.CONFIG).read_text())
         assert "given" not in stored
     assert (out / "no_run" / records.CONFIG).read_text() == "seed: 1\n"
-    command = resolve(*SMALL, "seed=1", f"start_from={base}")
-    assert folder_name(command) == folder_name(configs[1])  # today's command finds the migrated run
+    command = resolve(*SMALL, "seed=2", f"start_from={base}")
+    assert folder_name(command) == folder_name(configs[2])  # today's command finds the migrated run
 
     before = snapshot(tmp_path)
-    assert main([str(out), str(tmp_path / "more")]) == 0
+    assert main([str(out), str(tmp_path / "with")]) == 0
     assert "5 runs: 0 renamed, 0 configs rewritten, 0 problems" in capsys.readouterr().out
     assert snapshot(tmp_path) == before
 
@@ -84,6 +84,8 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert snapshot(tmp_path) == before
     for path in sorted((tmp_path / folder_name(config)).iterdir()):
         path.unlink()
+    assert main([str(tmp_path)]) == 1  # an empty folder, which a system would replace
+    assert "2 runs: 0 renamed, 0 configs rewritten, 2 problems" in capsys.readouterr().out
     (tmp_path / folder_name(config)).rmdir()
     assert main([str(tmp_path)]) == 1  # two runs, one name
     assert "2 runs: 1 renamed, 1 configs rewritten, 1 problems" in capsys.readouterr().out

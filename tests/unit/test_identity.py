@@ -349,23 +349,26 @@ def test_what_cannot_be_read_is_not_described(tmp_path: Path, make: Callable[[Pa
 
 def test_an_earlier_run_counts_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by where it lies or what its folder is called, and down to the runs that it builds on itself."""
-    first = write_run(tmp_path / "here", resolve(*SMALL))
-    other = write_run(tmp_path / "here", resolve(*SMALL, "seed=1"))
+    base = resolve(*SMALL)
+
+    def starting(start: str | Path, key: str = "start_from") -> dict[str, Any]:
+        config = {**base, key: str(start)}
+        return {**config, "inputs": describe_inputs(config)}
+
+    first = write_run(tmp_path / "here", base)
+    other = write_run(tmp_path / "here", {**base, "seed": 1})
     shutil.copytree(first, tmp_path / "copy")
     (tmp_path / "link").symlink_to(first)
     monkeypatch.chdir(first)
-
-    def name(start: str | Path, *overrides: str) -> str:
-        return folder_name(resolve(*SMALL, f"start_from={start}", *overrides))
-
-    assert len({name(start) for start in (first, tmp_path / "copy", tmp_path / "link", ".", "../../copy")}) == 1
-    assert len({name(first), name(other), folder_name(resolve(*SMALL))}) == 3
-    assert name(first) != folder_name(resolve(*SMALL, f"reference_posterior={first}"))
-    chains = [write_run(tmp_path / "chains", resolve(*SMALL, f"start_from={start}")) for start in (first, other)]
-    assert name(chains[0]) != name(chains[1])
-    config = resolve(*SMALL, f"start_from={chains[0]}")
-    assert config["inputs"] == {"start_from": chains[0].name}
-    assert identity(config)["start_from"] == chains[0].name
+    places = (first, tmp_path / "copy", tmp_path / "link", ".", "../../copy")
+    assert len({folder_name(starting(place)) for place in places}) == 1
+    assert resolve(*SMALL, "start_from=.") == starting(".")
+    configs = (base, starting(first), starting(other), starting(first, "reference_posterior"))
+    assert len({folder_name(config) for config in configs}) == 4
+    chains = [write_run(tmp_path / "chains", starting(start)) for start in (first, other)]
+    assert folder_name(starting(chains[0])) != folder_name(starting(chains[1]))
+    assert starting(chains[0])["inputs"] == {"start_from": chains[0].name}
+    assert identity(starting(chains[0]))["start_from"] == chains[0].name
 
 
 def test_runs_are_found_by_the_names_that_others_have_for_them(tmp_path: Path) -> None:
@@ -440,9 +443,12 @@ def test_a_stored_config_with_old_keys_is_the_same_run(tmp_path: Path) -> None:
     records.write_json(tmp_path / records.SUMMARY, {"status": "done", "final": {"ga": 0.5}})
     runs, _ = find_runs([tmp_path], parse_where(["data_dir=made-up"]))
     assert [run.config["data_dir"] for run in runs] == ["stand-in"]
-    for name in ("given.start", "start_from"):
-        assert find_runs([tmp_path], parse_where([f"{name}=null"]))[0] == runs
-        assert find_runs([tmp_path], parse_where([f"{name}=other"]))[0] == []
+    old["given"]["start"] = "outputs/run_1a"
+    records.start(tmp_path, old, force=False)
+    for where in ("given.start=run_1a", "start_from=run_1a", "start_from=elsewhere/run_1a", "out=ignored"):
+        assert len(find_runs([tmp_path], parse_where([where]))[0]) == 1
+    for where in ("given.start=null", "start_from=null", "given.start=run_2b"):
+        assert find_runs([tmp_path], parse_where([where]))[0] == []
 
 
 def test_of_old_configs_the_name_of_the_earlier_run_counts() -> None:
