@@ -17,10 +17,8 @@ from safetensors.torch import load_file, save
 
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
-from bfl_bench.records import CHECKPOINT, SUMMARY, read_json, write_bytes, write_json
+from bfl_bench.records import CHECKPOINT, MANIFEST, SUMMARY, read_json, write_bytes, write_json
 from bfl_bench.run.recorder import Notes
-
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class CheckpointFolder:
         for client, memory in changed.items():
             write_tensors(self._path / clients[client], memory)
         write_json(
-            self._path / _MANIFEST,
+            self._path / MANIFEST,
             {
                 "round": round_,
                 "server": server,
@@ -61,12 +59,12 @@ class CheckpointFolder:
 
     def load(self, device: torch.device) -> Checkpoint | None:
         """The newest whole checkpoint; None where there is none. Files that belong to none are removed."""
-        manifest = read_json(self._path / _MANIFEST)
+        manifest = read_json(self._path / MANIFEST)
         if manifest is None:
             shutil.rmtree(self._path, ignore_errors=True)
             return None
         self._clients = {int(client): name for client, name in manifest["clients"].items()}
-        kept = {manifest["server"], *self._clients.values(), _MANIFEST}
+        kept = {manifest["server"], *self._clients.values(), MANIFEST}
         for path in self._path.iterdir():
             if path.name not in kept:
                 path.unlink()
@@ -74,7 +72,7 @@ class CheckpointFolder:
             round=manifest["round"],
             state=_read(self._path / manifest["server"], device),
             memories={client: _read(self._path / name, device) for client, name in self._clients.items()},
-            notes=_read_notes(manifest["notes"], self._path / _MANIFEST),
+            notes=_read_notes(manifest["notes"], self._path / MANIFEST),
         )
 
 
@@ -88,7 +86,7 @@ def _read_notes(saved: dict[str, Any], path: Path) -> Notes:
 def read_state(folder: Path, device: torch.device) -> Tensors:
     """The server's state at the end of a finished run; the folder stays as it is."""
     summary = read_json(folder / SUMMARY)
-    manifest = read_json(folder / CHECKPOINT / _MANIFEST)
+    manifest = read_json(folder / CHECKPOINT / MANIFEST)
     if summary is None or summary["status"] != "done" or manifest is None:
         raise RunError(f"{folder} is not the folder of a finished run with its checkpoint")
     return _read(folder / CHECKPOINT / manifest["server"], device)
