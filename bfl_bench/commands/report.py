@@ -297,10 +297,8 @@ def describe(arguments: argparse.Namespace, comparison: Comparison, called: tupl
     if shared and len(comparison.rows) > 1:
         lines.append(f"All rows: {', '.join(shared)}.")
     if comparison.keys.own:
-        lines.append(
-            f"Each row's own, as one tunes a method: {', '.join(comparison.keys.own)}. Rows are compared with their own "
-            "values of it."
-        )
+        own = ", ".join(comparison.keys.own)
+        lines.append(f"Each row's own, as one tunes a method: {own}. Rows are compared with their own values of it.")
     if comparison.verdicts:
         test = {"t": "t-test", "wilcoxon": "Wilcoxon test"}[arguments.test]
         lines.append(
@@ -323,10 +321,11 @@ def describe_tests(comparison: Comparison) -> list[str]:
         where = "" if len(settings) == 1 else f"in each of {len({v.setting for v in tested})} settings{by} "
         num_rows = _range([verdict.num_tests + 1 for verdict in tested])
         others = _range([verdict.num_tests for verdict in tested])
+        tests = "1 test" if others == "1" else f"{others} tests"
         seeds = _range([num for verdict in tested for num in verdict.num_seeds])
         lines.append(
-            f"Tested: {where}the best of {num_rows} rows against the other {others}, over {seeds} seeds, with Holm "
-            f"over {others} tests per metric."
+            f"Tested: {where}the best of {num_rows} rows against the other {others}, paired over {seeds} seeds, with "
+            f"Holm over {tests} per metric."
         )
     alone = {(name, verdict.setting) for verdict in tested for name in verdict.untested}
     if alone:

@@ -6,10 +6,12 @@ Needs the package booktabs. Bold and underlined is what the caption says.
 from collections.abc import Sequence
 
 from bfl_bench.evaluation import columns
-from bfl_bench.report.comparison import Comparison, Row, Spread, is_share, text_of
+from bfl_bench.report.comparison import Comparison, Row, Spread, is_below, is_share, text_of
 from bfl_bench.report.output import escape_latex
 
 MAX_COLUMNS = 8  # of numbers side by side; where there are more, each metric has a table
+
+PARTS = ("method", "aggregator")  # whose own parameters, being many, stand in the caption
 
 
 def latex_tables(comparison: Comparison, metrics: Sequence[str], spread: Spread, caption: str, label: str) -> str:
@@ -17,13 +19,14 @@ def latex_tables(comparison: Comparison, metrics: Sequence[str], spread: Spread,
     settings = list(dict.fromkeys(row.block for row in comparison.rows))
     together = len(settings) * len(metrics) <= MAX_COLUMNS
     parts = [list(metrics)] if together else [[metric] for metric in metrics]
+    said = " ".join([caption, *_parameters(comparison, settings)])
     tables = [
         _table(
             comparison,
             settings,
             part,
             spread,
-            escape_latex(caption) if i == 0 else f"As Table~\\ref{{{label}}}.",
+            escape_latex(said) if i == 0 else f"As Table~\\ref{{{label}}}.",
             label if i == 0 else f"{label}-{i + 1}",
         )
         for i, part in enumerate(parts)
@@ -34,10 +37,11 @@ def latex_tables(comparison: Comparison, metrics: Sequence[str], spread: Spread,
 def _table(
     comparison: Comparison, settings: Sequence[str], metrics: Sequence[str], spread: Spread, caption: str, label: str
 ) -> str:
-    rows = {(row.block, row.name): row for row in comparison.rows}
+    rows = _by_place(comparison)
     titles = {row.block: row.setting for row in comparison.rows}
     names = list(dict.fromkeys(row.name for row in comparison.rows))
-    left = ["", *comparison.keys.own]
+    own = [key for key in comparison.keys.own if not is_below(key, PARTS)]
+    left = ["", *own]
     several = len(settings) > 1
     num = len(settings) * len(metrics)
     lines = [
@@ -60,10 +64,26 @@ def _table(
     lines += [" & ".join([*map(escape_latex, left), *heads]) + r" \\", r"\midrule"]
     for name in names:
         there = [rows.get((block, name)) for block in settings]
-        words = [escape_latex(_own_values(there, key)) for key in comparison.keys.own]
+        words = [escape_latex(_own_values(there, key)) for key in own]
         cells = [_cell(row, metric, spread) for metric in metrics for row in there]
         lines.append(" & ".join([escape_latex(name), *words, *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _by_place(comparison: Comparison) -> dict[tuple[str, str], Row]:
+    return {(row.block, row.name): row for row in comparison.rows}
+
+
+def _parameters(comparison: Comparison, settings: Sequence[str]) -> list[str]:
+    """Write the sentence on what parameters of their own the methods have, where these differ."""
+    keys = [key for key in comparison.keys.own if is_below(key, PARTS)]
+    rows = _by_place(comparison)
+    named: list[str] = []
+    for name in dict.fromkeys(row.name for row in comparison.rows):
+        values = {key: _own_values([rows.get((block, name)) for block in settings], key) for key in keys}
+        parts = [f"{key.partition('.')[2]} {value}" for key, value in values.items() if value != "-"]
+        named += [f"{name}: {', '.join(parts)}"] if parts else []
+    return [f"Parameters: {'; '.join(named)}."] if named else []
 
 
 def _own_values(rows: Sequence[Row | None], key: str) -> str:
