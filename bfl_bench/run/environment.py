@@ -103,7 +103,7 @@ def _find(module: str) -> Path | None:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return None
-    path = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+    path = Path(spec.origin).resolve() if spec is not None and spec.has_location and spec.origin else None
     return path if path is not None and path.suffix == ".py" else None
 
 
