@@ -118,6 +118,37 @@ def test_what_was_varied_for_a_method_is_no_value_of_its_own(tmp_path: Path) -> 
     assert [row.label for row in found.rows if row.group is None] == [{"local.lr": 0.1, "method.name": "fedprox"}]
 
 
+def test_what_all_rows_of_a_setting_share_belongs_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both methods train longer at alpha 1 and on other data: that tells settings, not methods."""
+    for method in ("fola", "fedavg"):
+        make(tmp_path, method, 0, "partition.alpha=0.1", "local.epochs=1", "method.weights=size")
+        make(tmp_path, method, 0, "partition.alpha=1", "local.epochs=2", "method.weights=uniform")
+    keys = compared(tmp_path).keys
+    assert (keys.setting, keys.along) == (("partition.alpha",), ("local.epochs", "method.weights"))
+    assert (keys.compared, keys.own) == (("method.name",), ())
+    assert keys.columns == ("partition.alpha", "local.epochs", "method.weights", "method.name")
+    assert {row.setting for row in compared(tmp_path).rows} == {"alpha 0.1", "alpha 1"}
+    assert main([str(tmp_path), "--format", "latex"]) == 0  # which has no columns for them
+    assert "At alpha 0.1: local.epochs 1, method.weights size." in capsys.readouterr().out
+
+
+def test_of_a_setting_with_very_many_keys_those_that_tell_it_have_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["rounds=7", "num_clients=5", "model.hidden=[9]", "eval.ece_bins=7", "participation=0.5", "local.epochs=2"]
+    for method in ("fola", "fedavg"):
+        make(tmp_path, method, 0, "partition.alpha=0.1")
+        make(tmp_path, method, 0, "partition.alpha=1", *more)
+    found = compared(tmp_path)
+    assert found.keys.columns == ("partition.alpha", "method.name")
+    assert len(found.keys.along) == 6
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    sentence = "num_clients 5, eval.ece_bins 7, local.epochs 2, model.hidden [9], participation 0.5, rounds 7."
+    assert f"\nAt alpha 1: {sentence}\n" in text
+    assert "\nAt alpha 0.1: num_clients 10, " in text
+
+
 def test_a_task_is_never_a_value_of_a_method(tmp_path: Path) -> None:
     """Each method has one alpha and one number of rounds, but they are not compared with one another."""
     make(tmp_path, "fola", 0, "partition.alpha=0.1", ga=0.9)

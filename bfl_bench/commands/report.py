@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         test=arguments.test,
     )
     remarks = [
+        *describe_settings(comparison, columns_too=arguments.format == "latex"),
         *describe_missing_rows(comparison),
         *rank_sentences(arguments, comparison.rows),
         *describe_mixtures(comparison.rows),
@@ -318,7 +319,9 @@ def describe_tests(comparison: Comparison) -> list[str]:
     settings = list(dict.fromkeys(verdict.setting for verdict in comparison.verdicts))
     by = f" ({', '.join(comparison.keys.setting)})" if comparison.keys.setting else ""
     if tested:
-        where = "" if len(settings) == 1 else f"in each of {len({v.setting for v in tested})} settings{by} "
+        num = len({verdict.setting for verdict in tested})
+        share = f"in each of {num}" if num == len(settings) else f"in {num} of {len(settings)}"
+        where = "" if len(settings) == 1 else f"{share} settings{by} "
         num_rows = _range([verdict.num_tests + 1 for verdict in tested])
         others = _range([verdict.num_tests for verdict in tested])
         tests = "1 test" if others == "1" else f"{others} tests"
@@ -352,6 +355,17 @@ def _range(numbers: Sequence[int]) -> str:
 
 def _some(names: Sequence[str], most: int = 5) -> str:
     return "; ".join(names) if len(names) <= most else f"{'; '.join(names[:most])} and {len(names) - most} more"
+
+
+def describe_settings(comparison: Comparison, columns_too: bool) -> list[str]:
+    """Say of each setting the values that have no column, or all that its name does not say."""
+    keys = [key for key in comparison.keys.along if columns_too or key not in comparison.rows[0].label]
+    found = {row.setting: row.group.config for row in comparison.rows if row.group is not None}
+    lines = [
+        f"At {setting}: {', '.join(f'{key} {config[key]}' for key in keys if key in config)}."
+        for setting, config in found.items()
+    ]
+    return lines if keys else []
 
 
 def describe_missing_rows(comparison: Comparison) -> list[str]:

@@ -24,6 +24,7 @@ Spread = Literal["std", "se", "bootstrap"]
 Test = Literal["t", "wilcoxon"]
 SPREADS = {"std": "standard deviation", "se": "standard error", "bootstrap": "95 % bootstrap interval of the mean"}
 SIGNIFICANT = 0.05
+MAX_SETTING_COLUMNS = 6  # of a table; what further keys of a setting are is then said below
 MAX_MISSING = 20  # rows of combinations that nobody ran; where there are more, their number says it better
 
 HYPERPARAMETERS = ("local", "server", "method", "aggregator")
@@ -63,40 +64,56 @@ def is_below(key: str, sections: Iterable[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Keys:
     """What tells rows apart."""
 
-    setting: tuple[str, ...]
+    setting: tuple[str, ...]  # the fewest that tell settings apart
+    along: tuple[str, ...]  # further keys of a setting, whose values those of `setting` decide
     compared: tuple[str, ...]
     own: tuple[str, ...]  # hyperparameters of which what is compared has one value of its own in each setting
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The keys that have a column; where a setting has very many keys, the fewest that tell it."""
+        along = self.along if len(self.setting) + len(self.along) <= MAX_SETTING_COLUMNS else ()
+        return (*self.setting, *along, *self.compared, *self.own)
 
 
 def sort_keys(configs: Sequence[Config], keys: Sequence[str], compared: Sequence[str]) -> Keys:
     """Say of each key what it is.
 
     Hyperparameters are taken for each row's own, until two rows of the same setting and the same name show that one of
-    them was varied: then it counts as what is compared, or as a part of the setting.
+    them was varied: then it counts as what is compared, or as a part of the setting. One that has the same value in all
+    rows of a setting belongs to the setting, too.
     """
     names = [key for key in keys if is_below(key, compared)]
     identifying = [key for key in names if not _may_be_own(key)] or names
     candidates = [key for key in keys if _may_be_own(key) and key not in identifying]
     fixed = [key for key in keys if key not in candidates]
-    cells: dict[str, list[Config]] = {}
-    for config in configs:
-        cells.setdefault(_as_text([config.get(key) for key in fixed]), []).append(config)
-    varied = {
-        key
-        for members in cells.values()
-        for key in candidates
-        if len({_as_text(config.get(key)) for config in members}) > 1
-    }
-    own = tuple(key for key in candidates if key not in varied)
+    varied = [key for key in candidates if not _is_decided(key, configs, fixed)]
+    task = [key for key in keys if key not in names and (key not in candidates or key in varied)]
+    common = [key for key in candidates if key not in varied and _is_decided(key, configs, task)]
+    own = tuple(key for key in candidates if key not in varied and key not in common)
+    setting: list[str] = []
+    for key in task:
+        if not _is_decided(key, configs, setting):
+            setting.append(key)
     return Keys(
-        setting=tuple(key for key in keys if key not in own and key not in names),
-        compared=tuple(key for key in names if key not in own),
+        setting=tuple(setting),
+        along=tuple(key for key in keys if key in common or (key in task and key not in setting)),
+        compared=tuple(key for key in names if key not in own and key not in common),
         own=own,
     )
+
+
+def _is_decided(key: str, configs: Sequence[Config], by: Sequence[str]) -> bool:
+    """Whether configs that agree in some keys agree in this one as well."""
+    return _num_different(configs, [*by, key]) == _num_different(configs, by)
+
+
+def _num_different(configs: Sequence[Config], keys: Sequence[str]) -> int:
+    return len({_as_text([config.get(key) for key in keys]) for config in configs})
 
 
 def _may_be_own(key: str) -> bool:
@@ -166,7 +183,7 @@ def compare(
     groups = group_over_seeds(runs)
     configs = [group.config for group in groups]
     keys = sort_keys(configs, differing_keys(configs, by), compared)
-    ordered = dict.fromkeys([*by, *keys.setting, *keys.compared, *keys.own])
+    ordered = dict.fromkeys([*by, *keys.columns])
     rows = [_make_row(group, list(ordered), keys, compared) for group in groups]
     missing = _missing(rows, keys)
     listed = missing if len(missing) <= MAX_MISSING else []
@@ -230,7 +247,7 @@ def _missing(rows: Sequence[Row], keys: Keys) -> list[Row]:
     for block, one in blocks.items():
         for name, other in things.items():
             if (block, name) not in there:
-                sources = dict.fromkeys(keys.setting, one) | dict.fromkeys(keys.compared, other)
+                sources = dict.fromkeys([*keys.setting, *keys.along], one) | dict.fromkeys(keys.compared, other)
                 label = {key: sources[key].label[key] if key in sources else None for key in one.label}
                 found.append(Row(label=label, block=block, setting=one.setting, name=name, group=None))
     return found
