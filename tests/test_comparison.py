@@ -216,6 +216,26 @@ def test_best_is_marked_only_where_the_test_supports_it(tmp_path: Path) -> None:
     ]
 
 
+def test_tests_are_corrected_for_their_number(tmp_path: Path) -> None:
+    """Differences d - e, d, d + e with e = 0.3572 d give t = 4.849 and, with two degrees of freedom, p = 0.04."""
+    for seed, part in enumerate((-1, 0, 1)):
+        difference = 0.1 * (1 + 0.3572 * part)
+        make(tmp_path, "fola", seed, ga=0.8)
+        make(tmp_path, "fedavg", seed, ga=0.8 - difference)
+    assert marks(compared(tmp_path))["fola"] == ({"ga"}, set())
+    for seed, part in enumerate((-1, 0, 1)):
+        make(tmp_path, "fedprox", seed, ga=0.8 - 0.2 * (1 + 0.3572 * part))
+    assert marks(compared(tmp_path))["fola"] == (set(), {"ga"})  # Holm: twice 0.04
+
+
+def test_the_best_has_to_beat_every_other_row(tmp_path: Path) -> None:
+    for seed, noise in enumerate((0.03, -0.02, 0.01)):
+        make(tmp_path, "fola", seed, ga=0.8)
+        make(tmp_path, "fedavg", seed, ga=0.2 + 0.01 * noise)  # beaten far and evenly
+        make(tmp_path, "fedprox", seed, ga=0.79 + noise)  # ahead for one of the seeds
+    assert marks(compared(tmp_path))["fola"] == (set(), {"ga"})
+
+
 def test_wilcoxon_is_used_as_soon_as_it_can_tell(tmp_path: Path) -> None:
     """With one rival six seeds are enough: 2 / 2^6 = 0.031."""
     for seed in range(6):
