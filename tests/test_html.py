@@ -131,6 +131,8 @@ def test_best_is_bold_and_what_was_not_run_is_named(tmp_path: Path) -> None:
     page = make_page(tmp_path / "runs", "--spread", "se")
     assert "<strong>0.8100</strong> <span" in page
     assert page.count("<strong>") == 2  # ga and nll of fola
+    assert page.count("<u>0.6000</u>") == 2  # ga at alpha 1, where two share the best mean
+    assert page.count("<u>") == 4
     assert page.count(">not run<") == 2  # fedavg at 1, fedprox at 0.1
     assert "standard error over seeds" in page
     styles = {row["name"]: (row["colour"], row["dash"]) for row in data_of(page)["rows"]}

@@ -15,7 +15,7 @@ from bfl_bench.commands.report import main
 from bfl_bench.identity import folder_name
 from bfl_bench.report.listing import describe_age, list_runs
 from tests.composing import resolve, write_run
-from tests.test_html import Reader, data_of
+from tests.test_html import Reader, data_of, diverge
 
 
 @cache
@@ -166,6 +166,7 @@ def test_means_over_different_code_are_named(tmp_path: Path, call: Any) -> None:
     for seed in (0, 1):
         make(tmp_path, "fola", seed, code={"commit": one, "own_code": {"mine": "a" * 64}})
         make(tmp_path, "fedavg", seed, code={"commit": one, "own_code": {"mine": "a" * 64}})
+    diverge(make(tmp_path, "fola", 3, code={"commit": other}))  # in no mean
     assert "code" not in call(tmp_path)
     make(tmp_path, "fola", 2, code={"commit": other, "own_code": {"mine": "a" * 64}})
     make(tmp_path, "fedavg", 2, code={"commit": one, "own_code": {"mine": "b" * 64}})
