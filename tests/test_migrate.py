@@ -14,7 +14,7 @@ from bfl_bench.identity import RUNS, finished_summary, folder_name, read_config
 from bfl_bench.report.runs import by_name, find_runs
 from tests.composing import SMALL, resolve, write_run
 
-REFERENCE = Path(__file__).parent.parent / "outputs" / "reference"
+REFERENCE = Path(__file__).parent.parent / "reference"
 
 
 def write_old(out: Path, name: str, *overrides: str, start: str | None = None, **values: Any) -> dict[str, Any]:
