@@ -73,7 +73,7 @@ def make_peer(folder: Path, name: str) -> Path:
 
 
 def describe_versions(pythons: dict[str, Path]) -> str:
-    found = describe_environment(torch.device("cpu"), torch.get_num_threads())
+    found = describe_environment(torch.device("cpu"), torch.get_num_threads(), {})
     versions = {name: str(found[name]) for name in ("bfl_bench", "commit", "python", "torch")}
     for peer, python in pythons.items():
         for package in PEERS[peer][1]:

@@ -56,6 +56,10 @@ RUNS = ("start_from", "reference_posterior")
 
 PARTS = ("dataset", "partition", "method", "aggregator")
 
+STAND_IN_PREFIX = f"{records.STAND_IN}-"
+WITHOUT_FILES = frozenset({"Digits", "Synthetic"})
+"""Classes of datasets that read no files, so that nothing stands in for their data."""
+
 
 def _keep_silent(sentence: str) -> None:
     pass
@@ -124,6 +128,9 @@ def meaning(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, digest in (config.get("inputs") or {}).items():
         section, last = _find_section(kept, key)
         section[last] = digest
+    for key in RUNS:
+        if isinstance(kept.get(key), str):
+            kept[key] = kept[key].removeprefix(STAND_IN_PREFIX)  # which names did not always have
     return kept
 
 
@@ -179,17 +186,26 @@ def _added_to(node: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def folder_name(config: Mapping[str, Any]) -> str:
-    """Name a run by dataset, partition, method, aggregator, seed, and a short hash of all that decides the results."""
+    """Name a run by dataset, partition, method, aggregator, seed, and a short hash of all that decides the results.
+
+    The name of a run on random stand-in data says so first.
+    """
     config = identity(config)
     text = json.dumps(config, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     partition = config["partition"]["name"]
     if "alpha" in config["partition"]:
         partition += f"-{config['partition']['alpha']}"
-    parts = [config["dataset"]["name"], partition, config["method"]["name"]]
+    prefix = STAND_IN_PREFIX if is_stand_in(config.get("data_dir"), config["dataset"].get("_target_")) else ""
+    parts = [prefix + config["dataset"]["name"], partition, config["method"]["name"]]
     if config["aggregator"]["name"] != "none":
         parts.append(config["aggregator"]["name"])
     return "_".join([*parts, f"seed{config['seed']}", digest])
+
+
+def is_stand_in(data_dir: object, dataset: object) -> bool:
+    """Whether a run with this `data_dir` and this `dataset._target_` works on random data in the place of real ones."""
+    return data_dir == records.STAND_IN and _shorten(dataset) not in WITHOUT_FILES
 
 
 def describe_inputs(config: Mapping[str, Any]) -> dict[str, str]:

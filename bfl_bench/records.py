@@ -39,6 +39,7 @@ PARTITION_COUNTS = "partition.csv"
 PARTITION_FIGURE = "partition.png"
 CURVES_FIGURE = "curves.png"
 CHECKPOINT = "checkpoint"
+MANIFEST = "manifest.json"
 LOCK = ".lock"
 
 METRICS_COLUMNS = (

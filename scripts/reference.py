@@ -1,8 +1,8 @@
-"""Copy what tables and figures need of finished runs to outputs/reference, where it is kept under version control.
+"""Copy what tables and figures need of finished runs to the folder reference, where it is kept under version control.
 
     python scripts/reference.py NAME [--runs outputs] [--where KEY=VALUE ...]
 
-The runs land in outputs/reference/NAME, each in a folder of its own name: config, summary, metrics, times, clients,
+The runs land in reference/NAME, each in a folder of its own name: config, summary, metrics, times, clients,
 sweeps of weights and sizes of clients, a few kilobytes. Checkpoints, messages and pictures stay behind. In the config,
 folders of the machine that ran it are replaced by the defaults.
 """
@@ -23,10 +23,10 @@ KEPT += [records.PARTITION_COUNTS, records.RELIABILITY]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="folder below outputs/reference")
+    parser.add_argument("name", help="folder below reference")
     parser.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help="folders with runs below")
     parser.add_argument("--where", nargs="+", default=[], metavar="KEY=VALUE", help="only runs with these values")
-    parser.add_argument("--to", type=Path, default=Path("outputs/reference"))
+    parser.add_argument("--to", type=Path, default=Path("reference"))
     arguments = parser.parse_args()
     runs, notes = report.find_runs(arguments.runs, parse_where(arguments.where))
     for run in runs:

@@ -273,6 +273,44 @@ def test_an_error_in_ones_own_method_fails_that_point_only(bfl_run: BflRun, tmp_
     assert "unforeseen ZeroDivisionError in exploding.py, line 4: boom" in result.err
 
 
+def test_a_finished_run_says_that_its_own_code_has_changed(bfl_run: BflRun, tmp_path: Path) -> None:
+    source = "from bfl_bench.methods.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    pass\n"
+    (tmp_path / "mine_of_a_user.py").write_text(source)
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    text = "_target_: mine_of_a_user.Mine\nname: mine\nweights: size\n"
+    (tmp_path / "conf" / "method" / "mine.yaml").write_text(text)
+    command = [*SMALL, "rounds=1", "--config-dir", "conf", "method=mine"]
+    assert bfl_run(*command).code == 0
+    folder = only_folder(tmp_path / "outputs")
+    first = json.loads((folder / "environment.json").read_text())
+    assert list(first["own_code"]) == ["mine_of_a_user"]
+    assert "done (finished earlier; force=true runs it again): outputs" in bfl_run(*command).out
+    (tmp_path / "mine_of_a_user.py").write_text(source + "# changed\n")
+    skipped = "done (finished earlier with other code of mine_of_a_user; force=true runs it again): outputs"
+    assert skipped in bfl_run(*command).out
+    assert bfl_run(*command, "force=true").code == 0
+    second = json.loads((folder / "environment.json").read_text())
+    assert second["own_code"] != first["own_code"]
+    assert "earlier_code" not in second
+    (folder / "summary.json").unlink()  # as if it had been killed, and is continued with other code
+    (tmp_path / "mine_of_a_user.py").write_text(source)
+    assert bfl_run(*command).code == 0
+    third = json.loads((folder / "environment.json").read_text())
+    assert third["own_code"] == first["own_code"]
+    assert [code["own_code"] for code in third["earlier_code"]] == [second["own_code"]]
+    assert "with other code" not in bfl_run(*command).out
+
+
+def test_stand_ins_are_named_where_a_run_ends(bfl_run: BflRun, tmp_path: Path) -> None:
+    result = bfl_run("dataset=mnist", "data_dir=stand-in", "method=fedavg", "rounds=1", "local.epochs=1")
+    assert result.code == 0, result.err
+    assert (
+        "Random stand-in data, not mnist: these numbers say nothing about it.\n\ndone: outputs/stand-in-mn"
+        in result.out
+    )
+    assert only_folder(tmp_path / "outputs").name.startswith("stand-in-mnist_dirichlet-0.1_fedavg_seed0_")
+
+
 def test_another_split_is_not_continued(bfl_run: BflRun, tmp_path: Path) -> None:
     assert bfl_run(*SMALL).code == 0
     folder = only_folder(tmp_path / "outputs")

@@ -95,5 +95,8 @@ def test_closing_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "best by negative log-likelihood (validation), round 3)" in capsys.readouterr().out
     print_summary(summary, Path("outputs/here"), brief=True, note="again")
     assert capsys.readouterr().out == "done (again): outputs/here ga=0.1100 nll=0.4400 train_loss=0.7700\n"
+    print_summary({"status": "done", "final": None, "best": None}, Path("there"), stand_in="mnist")
+    said = "\nRandom stand-in data, not mnist: these numbers say nothing about it.\n\ndone: there\n"
+    assert capsys.readouterr().out == said
     print_summary({"status": "diverged", "final": None, "best": None}, Path("there"))
     assert capsys.readouterr().out == "\ndiverged: there\n"

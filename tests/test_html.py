@@ -97,7 +97,7 @@ def test_the_page_holds_what_the_runs_hold(tmp_path: Path, capsys: pytest.Captur
         next(runs.glob("*/config.yaml")).read_text().replace("seed: 0", "seed: 7")
     )
     page = make_page(runs)
-    assert "| 0.7000 +- 0.1414 |" in capsys.readouterr().out  # the terminal has its report all the same
+    assert "| 0.7000 +- 0.1414 _ |" in capsys.readouterr().out  # the terminal has its report all the same
     table = [row for row in Reader(page).rows if len(row) > 3]
     assert [[cell.replace("\N{NO-BREAK SPACE}", " ").strip() for cell in row[1:]] for row in table] == [
         ["partition.alpha", "method.name", "global accuracy ↑", "negative log-likelihood ↓", "seeds", "diverged"],
@@ -131,6 +131,8 @@ def test_best_is_bold_and_what_was_not_run_is_named(tmp_path: Path) -> None:
     page = make_page(tmp_path / "runs", "--spread", "se")
     assert "<strong>0.8100</strong> <span" in page
     assert page.count("<strong>") == 2  # ga and nll of fola
+    assert page.count("<u>0.6000</u>") == 2  # ga at alpha 1, where two share the best mean
+    assert page.count("<u>") == 4
     assert page.count(">not run<") == 2  # fedavg at 1, fedprox at 0.1
     assert "standard error over seeds" in page
     styles = {row["name"]: (row["colour"], row["dash"]) for row in data_of(page)["rows"]}

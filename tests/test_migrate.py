@@ -11,9 +11,10 @@ from bfl_bench import records
 from bfl_bench.build import load, plan
 from bfl_bench.commands.migrate import main
 from bfl_bench.identity import RUNS, finished_summary, folder_name, read_config
+from bfl_bench.report.runs import by_name, find_runs
 from tests.composing import SMALL, resolve, write_run
 
-REFERENCE = Path(__file__).parent.parent / "outputs" / "reference"
+REFERENCE = Path(__file__).parent.parent / "reference"
 
 
 def write_old(out: Path, name: str, *overrides: str, start: str | None = None, **values: Any) -> dict[str, Any]:
@@ -69,6 +70,25 @@ def test_runs_get_their_new_names(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([str(out), str(tmp_path / "with")]) == 0
     assert "5 runs: 0 renamed, 0 configs rewritten, 0 problems" in capsys.readouterr().out
     assert snapshot(tmp_path) == before
+
+
+def test_names_say_what_stands_in_for_data(tmp_path: Path) -> None:
+    """Also those of runs that were named before names said so; what builds on them keeps its name."""
+    words = "mnist_dirichlet-0.1_fola_seed"
+    config = resolve("dataset=mnist", "data_dir=stand-in")
+    base = write_run(tmp_path, config, {"round": 1, "ga": 0.5})
+    assert base.name.startswith(f"stand-in-{words}0_")
+    old = base.rename(tmp_path / base.name.removeprefix("stand-in-"))
+    later = resolve("dataset=mnist", "data_dir=stand-in", "seed=1") | {"start_from": str(old)}
+    stored = [later | {"inputs": {"start_from": name}} for name in (old.name, base.name)]
+    assert folder_name(stored[0]) == folder_name(stored[1]) == folder_name(later)
+    assert folder_name(later) == folder_name(later | {"start_from": str(base)})
+    follower = write_run(tmp_path, stored[0], {"round": 1, "ga": 0.5})
+    runs, _ = find_runs([tmp_path], {})
+    (built,) = [run for run in runs if run.config["seed"] == 1]
+    assert by_name(runs)[built.config["start_from"]].folder == old
+    assert main([str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {base.name, follower.name}
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

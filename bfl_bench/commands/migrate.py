@@ -12,15 +12,14 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from bfl_bench import records
-from bfl_bench.errors import RunError
-from bfl_bench.identity import RUNS, describe_inputs, digest_file, folder_name, read_config
+from bfl_bench.identity import RUNS, STAND_IN_PREFIX, describe_inputs, digest_file, folder_name, read_config
+from bfl_bench.report.listing import is_running
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +49,7 @@ def migrate(folders: Sequence[Path]) -> list[str]:
         target = folder.with_name(choose_name(folder.name, folder_name(config)))
         if target != folder and (target.exists() or target in targets.values()):
             problems.append(f"{folder}: not renamed, because there is another {target.name}")
-        elif _is_running(folder):
+        elif is_running(folder):
             problems.append(f"{folder}: left alone, because a process is running in it")
         else:
             targets[folder] = target
@@ -101,7 +100,9 @@ def update_references(configs: dict[Path, dict[str, Any]]) -> list[str]:
 def choose_name(old: str, new: str) -> str:
     """Choose the new name where the old one is of our making too: the same words, and a hash."""
     words, _, digest = old.rpartition("_")
-    return new if words == new.rpartition("_")[0] and re.fullmatch("[0-9a-f]{8}", digest) else old
+    ours = new.rpartition("_")[0]
+    ours_once = ours.removeprefix(STAND_IN_PREFIX)  # names did not always say that data are stand-ins
+    return new if words in (ours, ours_once) and re.fullmatch("[0-9a-f]{8}", digest) else old
 
 
 def rewrite(folder: Path, config: dict[str, Any]) -> bool:
@@ -111,14 +112,6 @@ def rewrite(folder: Path, config: dict[str, Any]) -> bool:
         return False
     records.write_text(path, yaml.safe_dump(config, sort_keys=False))
     return True
-
-
-def _is_running(folder: Path) -> bool:
-    try:
-        with records.locked(folder) if (folder / records.LOCK).exists() else nullcontext():
-            return False
-    except RunError:
-        return True
 
 
 if __name__ == "__main__":

@@ -23,7 +23,14 @@ from bfl_bench.commands.words import CommandLine, check_words, read_by_hydra, re
 from bfl_bench.engines.fork_server import open_fork_server
 from bfl_bench.errors import BflError, ConfigError, RunError
 from bfl_bench.groups import GROUPS
-from bfl_bench.identity import describe_inputs, finished_summary, folder_name, modernise, modernise_override
+from bfl_bench.identity import (
+    describe_inputs,
+    finished_summary,
+    folder_name,
+    is_stand_in,
+    modernise,
+    modernise_override,
+)
 from bfl_bench.records import config_folder
 
 if TYPE_CHECKING:
@@ -140,12 +147,17 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     plan = build.plan(resolved)
     folder = Path(plan.settings.out) / folder_name(resolved)
+    dataset_config = resolved["dataset"]
+    stand_in = dataset_config["name"] if is_stand_in(resolved["data_dir"], dataset_config["_target_"]) else ""
     if not plan.settings.force and not plan.settings.dry_run:
         summary = finished_summary(folder, resolved)
         if summary is not None:
             if not (folder / records.CURVES_FIGURE).exists():  # killed between the last round and the figure
                 draw_curves(folder)
-            print_summary(summary, folder, brief=sweep, note="finished earlier; force=true runs it again")
+            changed = _changed_code(folder, resolved)
+            code = f" with other code of {', '.join(changed)}" if changed else ""
+            note = f"finished earlier{code}; force=true runs it again"
+            print_summary(summary, folder, brief=sweep, note=note, stand_in=stand_in)
             return _outcome_of_summary(summary, skipped=True)
     experiment, dataset, partition = build.load(plan)
     if plan.settings.dry_run:
@@ -159,11 +171,11 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
             return _outcome_of_summary(summary, skipped=True)
         records.start(folder, resolved, plan.settings.force)
         counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
-        _describe_run(folder, plan, partition, counts)
+        _describe_run(folder, plan, resolved, partition, counts)
         summary = run(experiment, folder, [show_progress(bar), *plan.observers])
         draw_partition(counts, folder)
         draw_curves(folder)
-    print_summary(summary, folder, brief=sweep)
+    print_summary(summary, folder, brief=sweep, stand_in=stand_in)
     return _outcome_of_summary(summary)
 
 
@@ -218,10 +230,20 @@ def _check_scale(scale: str) -> None:
         raise ConfigError("scale", "cpu", "paper or smoke; only experiments that are a table or figure have it")
 
 
-def _describe_run(folder: Path, plan: "Plan", partition: Any, counts: Any) -> None:
+def _changed_code(folder: Path, config: dict[str, Any]) -> list[str]:
+    """List the user's own modules whose source is not what the finished run in the folder was made with."""
+    from bfl_bench import records
+    from bfl_bench.run.environment import digest_own_code
+
+    stored = (records.read_json(folder / records.ENVIRONMENT) or {}).get("own_code", {})
+    current = digest_own_code(config)
+    return [module for module, digest in stored.items() if current.get(module) != digest]
+
+
+def _describe_run(folder: Path, plan: "Plan", config: dict[str, Any], partition: Any, counts: Any) -> None:
     """The files that say what the run works on, written before its first round."""
     from bfl_bench import records
-    from bfl_bench.run.environment import describe_environment
+    from bfl_bench.run.environment import describe_environment, join_code
 
     digest = partition.digest()
     earlier = records.read_json(folder / records.ENVIRONMENT)
@@ -230,7 +252,9 @@ def _describe_run(folder: Path, plan: "Plan", partition: Any, counts: Any) -> No
     partition.save(folder / records.PARTITION)
     held = [(client, label, counts[client, label]) for client, label in zip(*counts.nonzero(), strict=True)]
     records.write_table(folder / records.PARTITION_COUNTS, records.PARTITION_COLUMNS, held)
-    environment = describe_environment(plan.device, plan.settings.threads)
+    begun = (folder / records.CHECKPOINT / records.MANIFEST).exists()  # else no number is of the earlier code
+    environment = describe_environment(plan.device, plan.settings.threads, config)
+    environment = join_code(environment, earlier) if begun and earlier else environment
     records.write_json(folder / records.ENVIRONMENT, {**environment, "partition_sha256": digest})
 
 

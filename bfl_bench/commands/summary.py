@@ -10,8 +10,13 @@ from bfl_bench.run.observers import in_short
 SHOWN = ("ga", "la", "worst10", "nll", "ece", "brier")
 
 
-def print_summary(summary: Mapping[str, Any], folder: Path, brief: bool = False, note: str = "") -> None:
-    """Print the final metrics, as a table or in one line, and where the files are."""
+def print_summary(
+    summary: Mapping[str, Any], folder: Path, brief: bool = False, note: str = "", stand_in: str = ""
+) -> None:
+    """Print the final metrics, as a table or in one line, and where the files are.
+
+    `stand_in` is the dataset that random data stand in for, if they do.
+    """
     final, best = summary["final"], summary["best"]
     status = summary["status"] + (f" ({note})" if note else "")
     if brief:
@@ -25,4 +30,6 @@ def print_summary(summary: Mapping[str, Any], folder: Path, brief: bool = False,
         for name in SHOWN:
             cells = (f"{row[name]:>10.4f}" if row.get(name) is not None else f"{'-':>10}" for row in (final, best))
             print(f"{columns.label(name):<28}" + "".join(cells))
+    if stand_in:
+        print(f"\nRandom stand-in data, not {stand_in}: these numbers say nothing about it.")
     print(f"\n{status}: {folder}")

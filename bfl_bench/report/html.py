@@ -18,7 +18,7 @@ import numpy as np
 
 from bfl_bench import records
 from bfl_bench.evaluation import columns
-from bfl_bench.report.comparison import Row, Spread, bootstrap_interval, name_of, text_of
+from bfl_bench.report.comparison import Comparison, Row, Spread, bootstrap_interval, describe_values, text_of
 from bfl_bench.report.runs import Run, summarise
 
 TEMPLATES = Path(__file__).parent / "page"
@@ -29,11 +29,12 @@ MAX_BLOCKS = 4  # that a reader can tell apart by dashes alone
 
 
 def make_page(
-    rows: Sequence[Row], metrics: Sequence[str], spread: Spread, compared: Sequence[str], caption: str, notes: list[str]
+    comparison: Comparison, metrics: Sequence[str], spread: Spread, caption: Sequence[str], notes: Sequence[str]
 ) -> str:
     """The same input gives the same bytes. `caption` says what the numbers are, `notes` what else is to be known."""
+    rows = comparison.rows
     described = [_describe(row, spread) for row in rows]
-    for item, style in zip(described, _styles(rows, compared), strict=True):
+    for item, style in zip(described, _styles(rows), strict=True):
         item |= style
     curves = list(dict.fromkeys(name for item in described for name in item["curves"]["values"]))
     splits = _partitions(rows)
@@ -46,17 +47,12 @@ def make_page(
         "partitions": splits,
     }
     groups = [row.group for row in rows if row.group is not None]
-    configs = [group.config for group in groups]
-    shared = {
-        key: value
-        for key, value in configs[0].items()
-        if not key.endswith("_target_") and all(key in config and config[key] == value for config in configs)
-    }
+    shared = {key: value for key, value in comparison.shared.items() if not key.endswith("_target_")}
     num_runs = sum(len(group.runs) for group in groups)
     parts = {
         "summary": f"Finished runs: {num_runs}. Groups of runs that differ in the seed alone: {len(groups)}.",
         "table": _table(rows, metrics, spread),
-        "caption": escape(caption),
+        "caption": "".join(f"<p>{escape(sentence)}</p>\n" for sentence in caption),
         "notes": "".join(f"<li>{escape(note)}</li>" for note in notes),
         "definitions": "".join(map(_define, defined)),
         "shared": "".join(f"<dt>{escape(key)}</dt><dd>{escape(_text(value))}</dd>" for key, value in shared.items()),
@@ -91,7 +87,8 @@ def _table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> str:
         if found is None:
             return '<td class="number">&ndash;</td>'
         mean, _, rest = text_of(row, metric, spread).replace("+-", "±").partition(" ")
-        shown = f"<strong>{mean}</strong>" if metric in row.best_in else mean
+        leading = f"<u>{mean}</u>" if metric in row.leads_in else mean
+        shown = f"<strong>{mean}</strong>" if metric in row.best_in else leading
         return f'<td class="number" data-value="{found.mean!r}">{shown} <span class="spread">{rest}</span></td>'
 
     lines = [
@@ -103,10 +100,9 @@ def _table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> str:
     ]
     text = f"<thead><tr>{''.join(lines)}</tr></thead>\n<tbody>\n"
     for index, row in enumerate(rows):
-        num = 0 if row.group is None else len(row.group.runs)
         cells = [f"<td>{escape(_text(value))}</td>" for value in row.label.values()]
         cells += [cell(row, metric) for metric in metrics]
-        cells += [f'<td class="number" data-value="{n}">{n}</td>' for n in (num - row.num_diverged, row.num_diverged)]
+        cells += [f'<td class="number" data-value="{n}">{n}</td>' for n in (row.num_seeds, row.num_diverged)]
         if row.group is None:
             cells[len(keys) :] = [f'<td colspan="{len(metrics) + 2}" class="absent">not run</td>']
         text += f'<tr data-row="{index}"><td class="swatch"></td>{"".join(cells)}</tr>\n'
@@ -115,14 +111,11 @@ def _table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> str:
 
 def _describe(row: Row, spread: Spread) -> dict[str, Any]:
     """What the charts show of a row."""
-    parts = [_text(v) if k.endswith("name") else f"{k.split('.')[-1]} {_text(v)}" for k, v in row.label.items()]
-    named = [part for part, value in zip(parts, row.label.values(), strict=True) if value not in (None, "none")]
-    all_runs = () if row.group is None else row.group.runs
-    runs = [run for run in all_runs if not run.diverged]
+    runs = [run for run in row.runs if not run.diverged]
     first = "not run" if row.group is None else _text(row.group.config["method.name"])
     timed = [run.seconds_per_round() for run in runs if (run.folder / records.TIMING).exists()]
     return {
-        "name": " · ".join(named) or first,
+        "name": describe_values(row.label, row.label, " · ") or first,
         "find": " ".join(f"{key}={_text(value)}" for key, value in row.label.items()),
         "absent": row.group is None,
         "seeds": len(runs),
@@ -134,12 +127,12 @@ def _describe(row: Row, spread: Spread) -> dict[str, Any]:
     }
 
 
-def _styles(rows: Sequence[Row], compared: Sequence[str]) -> list[dict[str, int]]:
+def _styles(rows: Sequence[Row]) -> list[dict[str, int]]:
     """A colour per thing that is compared and a dash per block, where these are few; else all pairs in turn."""
-    names = list(dict.fromkeys(name_of(row, compared) for row in rows))
+    names = list(dict.fromkeys(row.name for row in rows))
     blocks = list(dict.fromkeys(row.block for row in rows))
     if 1 < len(names) <= NUM_COLOURS and len(blocks) <= MAX_BLOCKS:
-        return [{"colour": names.index(name_of(row, compared)), "dash": blocks.index(row.block)} for row in rows]
+        return [{"colour": names.index(row.name), "dash": blocks.index(row.block)} for row in rows]
     places = itertools.accumulate((row.group is not None for row in rows), initial=0)
     return [
         {"colour": i % NUM_COLOURS, "dash": i // NUM_COLOURS % NUM_DASHES} for i, _ in zip(places, rows, strict=False)
@@ -212,8 +205,7 @@ def _partitions(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The split of the first seed of each row, once where rows share it: client, class and count of what is held."""
     found: dict[str, dict[str, Any]] = {}
     for index, row in enumerate(rows):
-        runs = [] if row.group is None else row.group.runs
-        run = next((run for run in runs if (run.folder / records.PARTITION_COUNTS).exists()), None)
+        run = next((run for run in row.runs if (run.folder / records.PARTITION_COUNTS).exists()), None)
         if run is None:
             continue
         cells = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bfl_bench import records
-from bfl_bench.errors import BflError
+from bfl_bench.errors import BflError, ConfigError
 from bfl_bench.identity import modernise_override
 from bfl_bench.report.runs import Group, ReportError, summarise
 
@@ -46,9 +46,18 @@ def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Names
 
 
 def parse_where(items: Iterable[str]) -> dict[str, object]:
-    """KEY=VALUE as on the command line, values read as YAML."""
-    pairs = (modernise_override(item).partition("=") for item in items)
-    return {key: yaml.safe_load(value) for key, _, value in pairs}
+    """Read KEY=VALUE as on the command line, values as YAML."""
+    found: dict[str, object] = {}
+    for item in items:
+        key, equals, value = modernise_override(item).partition("=")
+        if not equals or not key:
+            raise ConfigError("--where", item, "KEY=VALUE")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            allowed = "a number, a text, [a list]; brackets and quotes come in pairs"
+            raise ConfigError(f"--where {key}", value, allowed) from None
+    return found
 
 
 def run_script(
@@ -113,13 +122,25 @@ def latex(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> s
 
 def _escape(cell: str) -> str:
     bold = cell.startswith("**") and cell.endswith("**")
-    cell = cell.translate(LATEX).replace("+-", r"$\pm$")
+    cell = escape_latex(cell)
     return f"\\textbf{{{cell[2:-2]}}}" if bold else cell
+
+
+def escape_latex(text: str) -> str:
+    """Write a text so that LaTeX prints it as it is, +- as one sign."""
+    return text.translate(LATEX).replace("+-", r"$\pm$")
 
 
 LATEX = {ord(character): "\\" + character for character in "_%#&{}$"}
 LATEX |= {ord("↑"): r"$\uparrow$", ord("↓"): r"$\downarrow$"}
-LATEX |= {ord("\\"): r"\textbackslash{}", ord("<"): "$<$", ord(">"): "$>$", ord("^"): r"\^{}", ord("~"): r"\~{}"}
+LATEX |= {
+    ord("|"): r"\textbar{}",
+    ord("\\"): r"\textbackslash{}",
+    ord("<"): "$<$",
+    ord(">"): "$>$",
+    ord("^"): r"\^{}",
+    ord("~"): r"\~{}",
+}
 
 
 def latex_of(text: str) -> str:

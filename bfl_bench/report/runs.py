@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bfl_bench import records
 from bfl_bench.errors import BflError
-from bfl_bench.identity import complete, folder_name, meaning, read_config
+from bfl_bench.identity import STAND_IN_PREFIX, complete, folder_name, is_stand_in, meaning, read_config
 
 Config = dict[str, Any]
 """Flat: `local.lr` -> 0.01. Only what decides a result, as `identity.complete` has it."""
@@ -95,6 +95,17 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Config:
     return flat
 
 
+def on_stand_in(config: Config) -> bool:
+    """Whether a run of this config works on random data in the place of real ones."""
+    return is_stand_in(config.get("data_dir"), config.get("dataset._target_"))
+
+
+def find_folders(paths: Sequence[Path]) -> list[Path]:
+    """List the folders below the paths that have a config, each once."""
+    files = {file.resolve(): file.parent for path in paths for file in sorted(path.rglob(records.CONFIG))}
+    return list(files.values())
+
+
 def find_runs(
     paths: Sequence[Path], where: Config, keep: Callable[[Config], object] = bool, diverged: bool = False
 ) -> tuple[list[Run], list[str]]:
@@ -104,12 +115,11 @@ def find_runs(
     """
     runs: dict[str, Run] = {}
     notes = [f"{path}: no such folder" for path in paths if not path.exists()]
-    files = {file.resolve(): file for path in paths for file in sorted(path.rglob(records.CONFIG))}
-    for file in files.values():
-        content = read_config(file.parent)
+    for folder in find_folders(paths):
+        content = read_config(folder)
         if content is None:
             continue  # not a run's
-        folder, config = file.parent, flatten(complete(content))
+        config = flatten(complete(content))
         if any(config.get(key) != value for key, value in meaning(where).items()) or not keep(config):
             continue
         summary = records.read_json(folder / records.SUMMARY)
@@ -130,7 +140,8 @@ def by_name(runs: Iterable[Run]) -> dict[str, Run]:
     for run in runs:
         content = read_config(run.folder)
         assert content is not None  # or it would not have been found
-        named |= {run.folder.name: run, folder_name(content): run}
+        for name in (run.folder.name, folder_name(content)):
+            named |= {name: run, name.removeprefix(STAND_IN_PREFIX): run}
     return named
 
 

@@ -21,10 +21,8 @@ from safetensors.torch import save
 
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
-from bfl_bench.records import CHECKPOINT, SUMMARY, read_json, write_bytes, write_json
+from bfl_bench.records import CHECKPOINT, MANIFEST, SUMMARY, read_json, write_bytes, write_json
 from bfl_bench.run.recorder import Notes
-
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class CheckpointFolder:
             "notes": asdict(notes),
             "sha256": digests,
         }
-        write_json(self._path / _MANIFEST, content | {"seal": _seal(content)})
+        write_json(self._path / MANIFEST, content | {"seal": _seal(content)})
         outdated = {self._clients[client] for client in changed if client in self._clients}
         for path in [*self._path.glob("server-*.safetensors"), *(self._path / name for name in outdated)]:
             if path.name != server and path.name not in clients.values():
@@ -66,15 +64,15 @@ class CheckpointFolder:
 
     def load(self, device: torch.device) -> Checkpoint | None:
         """The newest whole checkpoint; None where there is none. Files that belong to none are removed."""
-        manifest = read_json(self._path / _MANIFEST)
+        manifest = read_json(self._path / MANIFEST)
         if manifest is None:
             shutil.rmtree(self._path, ignore_errors=True)
             return None
         if manifest.get("seal") != _seal(manifest):
-            raise RunError(f"{self._path / _MANIFEST} is damaged or was edited; start over with force=true")
+            raise RunError(f"{self._path / MANIFEST} is damaged or was edited; start over with force=true")
         self._clients = {int(client): name for client, name in manifest["clients"].items()}
         self._digests = manifest["sha256"]
-        kept = {manifest["server"], *self._clients.values(), _MANIFEST}
+        kept = {manifest["server"], *self._clients.values(), MANIFEST}
         for path in self._path.iterdir():
             if path.name not in kept:
                 path.unlink()
@@ -82,7 +80,7 @@ class CheckpointFolder:
             round=manifest["round"],
             state=self._read(manifest["server"], device),
             memories={client: self._read(name, device) for client, name in self._clients.items()},
-            notes=_read_notes(manifest["notes"], self._path / _MANIFEST),
+            notes=_read_notes(manifest["notes"], self._path / MANIFEST),
         )
 
     def _read(self, name: str, device: torch.device) -> Tensors:
@@ -105,7 +103,7 @@ def _read_notes(saved: dict[str, Any], path: Path) -> Notes:
 def read_state(folder: Path, device: torch.device) -> Tensors:
     """The server's state at the end of a finished run; the folder stays as it is."""
     summary = read_json(folder / SUMMARY)
-    manifest = read_json(folder / CHECKPOINT / _MANIFEST)
+    manifest = read_json(folder / CHECKPOINT / MANIFEST)
     if summary is None or summary["status"] != "done" or manifest is None:
         raise RunError(f"{folder} is not the folder of a finished run with its checkpoint")
     digests = manifest.get("sha256", {})  # runs of earlier versions have none

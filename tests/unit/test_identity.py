@@ -159,7 +159,7 @@ def test_one_and_one_point_zero_are_the_same_run() -> None:
         ),
         (
             "method=fedprox method.mu=0.1 dataset=fashion_mnist partition=niid_bench data_dir=stand-in eval.every=5",
-            "fashion_mnist_niid_bench-0.5_fedprox_seed0_216ff6b3",
+            "stand-in-fashion_mnist_niid_bench-0.5_fedprox_seed0_216ff6b3",
         ),
         (
             "method=scaffold dataset=synthetic dataset.num_classes=3 model.hidden=[8] partition=iid engine=processes",
