@@ -35,6 +35,9 @@ ADDED: dict[str, Any] = {
     "server.tau": 0.001,
     "server.bias_correction": False,
     "partition.validation": 0,
+    "mlp.dropout": 0.0,
+    "lenet.dropout": 0.0,
+    "cnn.dropout": 0.0,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 
