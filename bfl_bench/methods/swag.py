@@ -5,8 +5,8 @@ for federated learning proposed as a baseline by Linsner, Adilova, Daeubener, Ka
 Quantification in Federated Deep Learning", 2021. With `iterates: server` the models are the server's after aggregation:
 nothing more is sent than in FedAvg, and clients train as there. From round `start_round` on, every `every` rounds,
 means of the model and of its square are updated, and the model's distance from the new mean becomes a row of A, of
-which the last `rank` are kept. A draw is mean + sqrt(scale) (sqrt(mean of squares - mean^2) z + A' z' / sqrt(rows - 1)) with
-standard normal z and z'. Until the first model is taken in, the server's model predicts.
+which the last `rank` are kept. With standard normal z and z', a draw is mean + sqrt(scale) (sqrt(mean of squares -
+mean^2) z + A' z' / sqrt(rows - 1)). Until the first model is taken in, the server's model predicts.
 
 With `iterates: clients` the models are those of a client's steps in its last local epoch. It sends their means and
 variances, which the server combines to the moments of the clients' mixture; the draws have no A, and the mean is the
