@@ -37,6 +37,9 @@ ADDED: dict[str, Any] = {
     "partition.validation": 0,
     "eval.uncertainty": False,
     "eval.ood": {},
+    "mlp.dropout": 0.0,
+    "lenet.dropout": 0.0,
+    "cnn.dropout": 0.0,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

@@ -35,6 +35,7 @@ NEEDS = {
     "dense": DENSE,
     "dense_fedlpa": DENSE,
     "fedlpa_released": ["method.descent_steps=3"],
+    "swag": ["method.start_round=2"],
     "virtual": ["server.lr=0.3"],
     "virtual_released": ["server.lr=0.3"],
 }

@@ -9,22 +9,32 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from bfl_bench.checks import AtLeast
+from bfl_bench.checks import AtLeast, Between
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.models.pooling import MaxPool
 
 Shape = tuple[int, ...]
+Rate = Annotated[float, Between(0, 0.99)]
+"""The share of the units of hidden fully connected layers that dropout sets to zero."""
 
 
-def mlp(input_shape: Shape, num_classes: int, hidden: list[Annotated[int, AtLeast(1)]], bias: bool = True) -> nn.Module:
+def mlp(
+    input_shape: Shape,
+    num_classes: int,
+    hidden: list[Annotated[int, AtLeast(1)]],
+    bias: bool = True,
+    dropout: Rate = 0.0,
+) -> nn.Module:
     """Fully connected layers of the given widths with ReLU between them."""
-    return nn.Sequential(nn.Flatten(), *_dense(math.prod(input_shape), hidden, num_classes, bias))
+    return nn.Sequential(nn.Flatten(), *_dense(math.prod(input_shape), hidden, num_classes, bias, dropout))
 
 
-def _dense(inputs: int, hidden: list[int], outputs: int, bias: bool) -> list[nn.Module]:
+def _dense(inputs: int, hidden: list[int], outputs: int, bias: bool = True, dropout: float = 0.0) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for width, following in itertools.pairwise([inputs, *hidden]):
         layers += [nn.Linear(width, following, bias), nn.ReLU()]
+        if dropout:  # a layer that does nothing would change the names of those behind it
+            layers.append(nn.Dropout(dropout))
     return [*layers, nn.Linear([inputs, *hidden][-1], outputs, bias)]
 
 
@@ -33,18 +43,14 @@ def softmax(input_shape: Shape, num_classes: int) -> nn.Module:
     return mlp(input_shape, num_classes, hidden=[])
 
 
-def lenet(input_shape: Shape, num_classes: int) -> nn.Module:
+def lenet(input_shape: Shape, num_classes: int, dropout: Rate = 0.0) -> nn.Module:
     """The LeNet of BFL-P, BA-BFL and FedLPA: convolutions with 6 and 16 filters, then 120-84-classes."""
     channels, flattened = _convolved("lenet", input_shape, 16)
     return nn.Sequential(
         *_block(channels, 6),
         *_block(6, 16),
         nn.Flatten(),
-        nn.Linear(flattened, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, num_classes),
+        *_dense(flattened, [120, 84], num_classes, dropout=dropout),
     )
 
 
@@ -60,16 +66,14 @@ def conv3(input_shape: Shape, num_classes: int, channels: Annotated[int, AtLeast
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, num_classes))
 
 
-def cnn(input_shape: Shape, num_classes: int) -> nn.Module:
+def cnn(input_shape: Shape, num_classes: int, dropout: Rate = 0.0) -> nn.Module:
     """FOLA's CIFAR-10 network: convolutions with 32 and 64 filters, then 512-classes; Xavier weights, zero biases."""
     channels, flattened = _convolved("cnn", input_shape, 64)
     network = nn.Sequential(
         *_block(channels, 32),
         *_block(32, 64),
         nn.Flatten(),
-        nn.Linear(flattened, 512),
-        nn.ReLU(),
-        nn.Linear(512, num_classes),
+        *_dense(flattened, [512], num_classes, dropout=dropout),
     )
     for layer in network:
         if isinstance(layer, nn.Conv2d | nn.Linear):

@@ -94,3 +94,19 @@ def test_too_small_inputs(make: Callable[..., Any], shape: tuple[int, ...]) -> N
 
 def test_the_smallest_inputs() -> None:
     assert lenet((1, 16, 16), 10)(torch.randn(2, 1, 16, 16)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("make", [lenet, cnn, lambda *a, **k: mlp(*a, hidden=[5, 4], **k)])
+def test_dropout_follows_every_hidden_dense_layer_and_changes_nothing_else(make: Callable[..., Any]) -> None:
+    torch.manual_seed(3)
+    plain = make(COLOUR, 10)
+    torch.manual_seed(3)
+    dropping = make(COLOUR, 10, dropout=0.3)
+    layers = list(dropping)
+    hidden = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)][:-1]
+    assert [layers[i + 2].p for i in hidden] == [0.3] * len(hidden)
+    assert sum(isinstance(layer, nn.Dropout) for layer in layers) == len(hidden) > 0
+    assert not any(isinstance(layer, nn.Dropout) for layer in plain)
+    x = torch.randn(2, *COLOUR)
+    assert torch.equal(plain(x), dropping.eval()(x))
+    assert not torch.equal(plain(x), dropping.train()(x))
