@@ -75,6 +75,17 @@ def test_the_caption_says_what_was_tested_against_what(tmp_path: Path, call: Any
     assert "| 10 | fola | - | - | not run | |" in text
 
 
+def test_methods_that_train_on_different_examples_are_named(tmp_path: Path, call: Any) -> None:
+    make(tmp_path, "fedbe", 0)
+    make(tmp_path, "fedavg", 0)
+    sentence = "dataset.server_samples, which no client trains on, differs (0: fedavg; 200: fedbe"
+    assert sentence in call(tmp_path, "--metrics", "ga")
+    fair = tmp_path / "fair"
+    make(fair, "fedbe", 0)
+    make(fair, "fedavg", 0, "dataset.server_samples=200")
+    assert "Not on equal terms" not in call(fair, "--metrics", "ga")
+
+
 def test_nothing_to_compare_is_said(tmp_path: Path, call: Any) -> None:
     make(tmp_path, "fola", 0, "partition.alpha=0.1")
     assert "compared" not in call(tmp_path)

@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         *describe_missing_rows(comparison),
         *rank_sentences(arguments, comparison.rows),
         *describe_mixtures(comparison.rows),
+        *describe_withheld(comparison.rows),
     ]
     _give(arguments.to, report(arguments, comparison, remarks, chosen.notes))
     if arguments.html is not None:
@@ -383,6 +384,22 @@ def describe_gaps(rows: Sequence[Row]) -> list[str]:
     diverged = [f"{_title(row)}: {row.num_diverged}" for row in there if row.num_diverged]
     sentences = [f"{most} seed{'s' * (most != 1)}" + (f"; fewer for {_some(fewer)}." if fewer else ".")]
     return [*sentences, *([f"Diverged runs, not in the means: {_some(diverged)}."] if diverged else [])]
+
+
+def describe_withheld(rows: Sequence[Row]) -> list[str]:
+    """Say where methods of a comparison train on different examples, because some leave data to the server."""
+    held: dict[object, set[str]] = {}
+    for row in rows:
+        if row.group is not None:
+            held.setdefault(row.group.config.get("dataset.server_samples"), set()).add(row.name)
+    if len(held) < 2:
+        return []
+    each = "; ".join(
+        f"{num}: {_some(sorted(names))}" for num, names in sorted(held.items(), key=lambda item: str(item[0]))
+    )
+    return [
+        f"Not on equal terms: dataset.server_samples, which no client trains on, differs ({each}). Give all the same."
+    ]
 
 
 def _title(row: Row) -> str:
