@@ -6,7 +6,8 @@ The runner against a bare PyTorch loop that takes the same SGD steps. Ours is th
 checkpoint after every round, on a test set of one example, so that evaluation does not count; the accuracy printed was
 taken on training data afterwards. The bare loop copies the model for each client, trains it with torch.optim.SGD on
 batches indexed out of a tensor (no DataLoader), and averages the parameters. Then a client's training with `fvb` and
-with `fola` against FedAvg's, on LeNet, and what FedLPA adds, on client and server. Two loops alternate within one
+with `fola` against FedAvg's, on LeNet, with `fedivon` against FedAvg's plain SGD, on LeNet and on a fully connected
+network, and what FedLPA adds, on client and server. Two loops alternate within one
 process on one thread; the median ratio counts.
 """
 
@@ -37,12 +38,13 @@ from bfl_bench.aggregators import rklb
 from bfl_bench.data.dataset import Split
 from bfl_bench.method import Client, Method
 from bfl_bench.methods.fedavg import FedAvg
+from bfl_bench.methods.fedivon import FedIvon
 from bfl_bench.methods.fedlpa import FedLpa
 from bfl_bench.methods.fola import Fola
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
-from bfl_bench.models.networks import lenet
+from bfl_bench.models.networks import lenet, mlp
 
 TRAINING: dict[str, Any] = {"batch_size": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
 ROUNDS = 3
@@ -55,8 +57,8 @@ def make_lenet(gaussian: bool) -> FlatModel:
     return FlatModel(module, CPU)
 
 
-def train_client(method: Method, model: FlatModel, data: Split) -> None:
-    task = make_task(model, (len(data),), epochs=1, **TRAINING)
+def train_client(method: Method, model: FlatModel, data: Split, training: dict[str, Any] = TRAINING) -> None:
+    task = make_task(model, (len(data),), epochs=1, **training)
     state = method.init(task, torch.Generator())
     client = Client(0, data, torch.arange(len(data)), None)
     method.client_update(task, method.broadcast(task, state), {}, client, torch.Generator().manual_seed(0))
@@ -79,7 +81,35 @@ def main() -> None:
     for name, method, model in (("fvb", fvb, gaussian), ("fola", fola, point)):
         loops = {name: partial(train_client, method, model, data), "fedavg": partial(train_client, fedavg, point, data)}
         print(f"LeNet, 20 steps of 64: {name} / fedavg = {describe(divide(*compare(loops, repeats).values()))}")
+    compare_fedivon(data, fedavg, repeats)
     compare_fedlpa(data, fedavg, repeats)
+
+
+def compare_fedivon(data: Split, fedavg: Method, repeats: int) -> None:
+    """What a draw and the curvature cost in every step."""
+    fedivon = FedIvon(
+        name="fedivon",
+        weights="size",
+        aggregator=None,
+        start="server",
+        ess="size",
+        temperature=1.0,
+        h0=5.0,
+        beta1=0.9,
+        beta2=0.9999,
+        delta=1e-4,
+        samples=1,
+        clip=None,
+        rescale=True,
+        cosine_steps=None,
+        cosine_floor=0.0,
+    )
+    dense = FlatModel(mlp((1, 28, 28), 10, [200, 200]), CPU)
+    for title, model, batch_size in (("LeNet", make_lenet(False), 64), ("784-200-200-10", dense, 32)):
+        training = {"batch_size": batch_size, "lr": 0.01}
+        loops = {m.name: partial(train_client, m, model, data, training) for m in (fedivon, fedavg)}
+        ratios = divide(*compare(loops, repeats).values())
+        print(f"{title}, steps of {batch_size}: fedivon / fedavg = {describe(ratios)}")
 
 
 def compare_runner(work: Workload, repeats: int) -> None:

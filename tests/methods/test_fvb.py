@@ -659,6 +659,7 @@ def test_presets(name: str, epochs: int, layers: int | str, released: bool) -> N
     assert config["model"] == {
         "_target_": "bfl_bench.models.networks.lenet",
         "name": "lenet",
+        "dropout": 0.0,
         "bayesian_layers": layers,
         "mean_init": "normal" if released else "network",
         "log_variance_init": -9.0,
