@@ -244,7 +244,7 @@ def test_wrong_key_of_ones_own_method(bfl_run: BflRun, tmp_path: Path) -> None:
     [
         ("dataset.name=../../x", "bfl-run: dataset.name: got '../../x', allowed: letters"),
         ("threads=100000", "bfl-run: threads: got 100000"),
-        ("model.hidden=[999999999999]", "bfl-run: model: got 'a network that cannot be made'"),
+        ("model.hidden=[999999999999]", "bfl-run: model: got 'mlp', allowed: a network that can be made"),
     ],
 )
 def test_odd_values_are_one_sentence(bfl_run: BflRun, tmp_path: Path, argument: str, sentence: str) -> None:
