@@ -18,13 +18,21 @@ from hydra.core.utils import JobReturn, JobStatus
 
 class BflSweeper(BasicSweeper):
     def __init__(
-        self, max_batch_size: int | None = None, params: dict[str, str] | None = None, limit: int | None = None
+        self,
+        max_batch_size: int | None = None,
+        params: dict[str, str] | None = None,
+        table: str | None = None,
+        scale: str = "paper",
+        names: dict[str, str] | None = None,
+        limit: int | None = None,
     ) -> None:
         super().__init__(max_batch_size, params)
+        self.table, self.scale, self.names = table, scale, names or {}
         self.limit = limit
 
     def sweep(self, arguments: list[str]) -> Any:
         from bfl_bench.checks import AtLeast, check_value
+        from bfl_bench.commands.cells import sweep_points
         from bfl_bench.commands.outcome import Outcome, outcome_of
         from bfl_bench.commands.run import finish_sweep, look_up, tell
         from bfl_bench.errors import ConfigError
@@ -40,7 +48,9 @@ class BflSweeper(BasicSweeper):
         loader = self.hydra_context.config_loader
         swept = [modernise_override(override, tell) for override in self._parse_config()]
         overrides = OverridesParser.create(config_loader=loader).parse_overrides([*swept, *arguments])
-        points = [point for batch in self.split_arguments(overrides, None) for point in batch]
+        points = [list(point) for batch in self.split_arguments(overrides, None) for point in batch]
+        if self.table is not None:
+            points = sweep_points(self.table, self.scale, self.names, points)
         if self.limit is not None and self.limit < len(points):
             print(f"{self.limit} of the {len(points)} points of the sweep")
             points = spread(points, self.limit)
