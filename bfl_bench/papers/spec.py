@@ -21,8 +21,11 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.identity import RUNS
 from bfl_bench.records import config_folder
 
-SCALES = ("paper", "cpu", "smoke")
+Place = tuple[str, dict[str, Any]]
+"""An item of an axis: what it is called, and its values."""
+
 KEYS = {"title", "of", "experiment", "values", "row", "column", "cells", "grid", "seeds", "scales"}
+SILENT = ("eval.batch_size", "eval.local_every")  # they change no result, only which are taken along
 SCALE_KEYS = {"values", "cells", "also", "grid", "seeds", "limit"}
 
 
@@ -86,7 +89,8 @@ class Table:
 
     def limit(self, scale: str) -> int | None:
         """How many points of a sweep are run unless the command line says otherwise."""
-        return self.scale(scale).get("limit", read_smoke()[1] if scale == "smoke" else None)
+        found: int | None = self.scale(scale).get("limit", read_smoke()[1] if scale == "smoke" else None)
+        return found
 
     def row(self, cell: Cell) -> str:
         return cell.fill(self.content.get("row", "{cell}"))
@@ -139,9 +143,7 @@ def read_paper(path: Path) -> dict[str, Table]:
         _check_keys(f"{path.name}: {name}", entry, KEYS)
         for scale, changed in base["scales"].items():
             _check_keys(f"{path.name}: {name}.scales.{scale}", changed, SCALE_KEYS)
-        table = Table(
-            paper=path.stem, name=name, title=entry["title"], runs_of=entry.get("of", name), content=base
-        )
+        table = Table(paper=path.stem, name=name, title=entry["title"], runs_of=entry.get("of", name), content=base)
         tables[table.full_name] = table
     return tables
 
@@ -164,30 +166,51 @@ def find_table(name: str) -> Table:
 def list_cells(table: Table, scale: str = "paper") -> list[Cell]:
     """List a table's cells at a scale; a cell that others begin with comes before them."""
     content, changed = table.content, table.scale(scale)
-    shortened = (read_smoke()[0] if scale == "smoke" else {}) | changed.get("values", {})
-    own = {_label(item): item for item in content["cells"]}
-    chosen = [(item, True) if isinstance(item, dict) else (own.get(item, item), False) for item in changed.get("cells", own)]
-    chosen += [(item, True) for item in changed.get("also", [])]
+    shortened = _shortened(table, scale)
+    base = {"experiment": content.get("experiment")} | content.get("values", {})
     cells: list[Cell] = []
-    for item, added in chosen:
-        if isinstance(item, str):
-            raise ConfigError(f"{table.full_name}: scales.{scale}.cells", item, ", ".join(own))
-        grid = {axis: [_expand(axis, i, {}) for i in items] for axis, items in content.get("grid", {}).items()}
-        for narrower in (changed.get("grid", {}), item.get("grid", {})):
-            known = {axis: {label: values for label, values in items} for axis, items in grid.items()}
-            grid |= {axis: [_expand(axis, i, known.get(axis, {})) for i in items] for axis, items in narrower.items()}
+    for item, added in _items(table, scale):
+        grid = _grid(content.get("grid", {}), changed.get("grid", {}), item.get("grid", {}))
         grid = {axis: items if axis not in shortened else [(str(shortened[axis]), {})] for axis, items in grid.items()}
-        seeds = item.get("seeds", changed.get("seeds", content["seeds"]))
         label, values = _expand("cell", item, {})
-        for *places, seed in itertools.product(*grid.values(), _seeds(seeds)):
-            names = {"cell": label, **{axis: name for axis, (name, _) in zip(grid, places, strict=True)}}
+        own = _list(values) if added else ""
+        axes: list[list[Place]] = list(grid.values())
+        for places in itertools.product(*axes):
+            names = {"cell": label} | {axis: name for axis, (name, _) in zip(grid, places, strict=True)}
             along = {key: value for _, found in places for key, value in found.items()}
-            before, after = ({}, values) if added else (values, {})
-            own = _list(values) if added else ""
-            merged = {"experiment": content.get("experiment")} | content.get("values", {}) | before | along
-            merged |= shortened | after | {"seed": seed}
-            cells.append(_link(names, merged, own, cells))
+            merged = base | along | shortened | values if added else base | values | along | shortened
+            for seed in _seeds(item.get("seeds", changed.get("seeds", content["seeds"]))):
+                cells.append(_link(names, merged | {"seed": seed}, own, cells))
     return cells
+
+
+def _items(table: Table, scale: str) -> list[tuple[Mapping[str, Any], bool]]:
+    """List the cells before they are multiplied, and whether the scale defines them itself."""
+    changed = table.scale(scale)
+    papers = {_label(item): item for item in table.content["cells"]}
+    found: list[tuple[Mapping[str, Any], bool]] = []
+    for item in [*changed.get("cells", papers), *changed.get("also", [])]:
+        if not isinstance(item, dict) and item not in papers:
+            raise ConfigError(f"{table.full_name}: scales.{scale}.cells", item, "; ".join(papers))
+        found.append((item, True) if isinstance(item, dict) else (papers[item], False))
+    return found
+
+
+def _shortened(table: Table, scale: str) -> dict[str, Any]:
+    common = read_smoke()[0] if scale == "smoke" else {}
+    return {**common, **table.scale(scale).get("values", {})}
+
+
+def _grid(*grids: Mapping[str, Sequence[Any]]) -> dict[str, list[Place]]:
+    """Read a grid; the axes of later ones replace those of earlier ones, whose labels they may use."""
+    found: dict[str, list[Place]] = {}
+    known: dict[str, dict[str, dict[str, Any]]] = {}
+    for grid in grids:
+        for axis, items in grid.items():
+            labels = known.setdefault(axis, {})
+            found[axis] = [_expand(axis, item, labels) for item in items]
+            labels |= dict(found[axis])
+    return found
 
 
 def _link(names: Mapping[str, str], values: Mapping[str, Any], own: str, earlier: Sequence[Cell]) -> Cell:
@@ -209,7 +232,7 @@ def _label(item: Any) -> str:
     return str(item["label"]) if isinstance(item, dict) else str(item)
 
 
-def _expand(axis: str, item: Any, known: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+def _expand(axis: str, item: Any, known: Mapping[str, Mapping[str, Any]]) -> Place:
     """Give an item's label and values; a label that the axis has already stands for the values there."""
     if isinstance(item, dict):
         return _label(item), {key: value for key, value in item.items() if key not in ("label", "grid", "seeds")}
@@ -228,9 +251,9 @@ def axes_of(table: Table) -> list[str]:
 
 def setting_of(table: Table, scale: str) -> Cell:
     """What all cells have in common: the values of the table and of the scale."""
-    shortened = (read_smoke()[0] if scale == "smoke" else {}) | table.scale(scale).get("values", {})
     chosen = {"experiment": name} if (name := table.content.get("experiment")) else {}
-    return Cell(names={"cell": table.name}, values=chosen | table.content.get("values", {}) | shortened)
+    values = chosen | table.content.get("values", {}) | _shortened(table, scale)
+    return Cell(names={"cell": table.name}, values=values)
 
 
 def narrow(cells: Iterable[Cell], axis: str, wanted: str) -> list[Cell]:
@@ -244,30 +267,34 @@ def narrow(cells: Iterable[Cell], axis: str, wanted: str) -> list[Cell]:
     return [cell for cell in cells if cell.names[axis] in names]
 
 
-def describe_scale(table: Table, scale: str) -> str:
-    """Say what a scale has otherwise than the paper, by its definition."""
+def describe_scale(table: Table, scale: str, papers: Mapping[str, Any]) -> str:
+    """Say what a scale has otherwise than the paper, by its definition; `papers` is the table's setting, flat."""
     changed = table.scale(scale)
     parts = [
-        f"{key} {json.dumps(value)} ({_papers(table, key)})"
-        for key, value in ((read_smoke()[0] if scale == "smoke" else {}) | changed.get("values", {})).items()
-        if key != "eval.batch_size"  # changes no result
+        f"{key} {json.dumps(value)} (paper: {_papers(table, key, papers)})"
+        for key, value in _shortened(table, scale).items()
+        if key not in SILENT
     ]
     for axis, items in changed.get("grid", {}).items():
         there = [_label(item) for item in table.content.get("grid", {}).get(axis, [])]
         kept = [_label(item) for item in items]
         if kept != there:
-            parts.append(f"only {axis} {', '.join(kept)} (paper: {', '.join(there)})")
+            parts.append(f"only {axis} {_join(kept)} (paper: {_join(there)})")
         own = [item for item in items if isinstance(item, dict)]
         parts += [f"{_label(item)} with {_list(item)}" for item in own]
     cells = changed.get("cells", [])
     names = [_label(item) for item in table.content["cells"]]
     if left_out := [name for name in names if cells and name not in map(_label, cells)]:
-        parts.append(f"without {', '.join(left_out)}")
+        parts.append(f"without {_join(left_out)}")
     parts += [f"{_label(c)} with {_list(c)}" for c in (*cells, *changed.get("also", [])) if isinstance(c, dict)]
     if "seeds" in changed and _seeds(changed["seeds"]) != _seeds(table.content["seeds"]):
-        num, papers = len(_seeds(changed["seeds"])), len(_seeds(table.content["seeds"]))
-        parts.append(f"{num} seeds (here as published: {papers})" if num > papers else f"{num} of {papers} seeds")
+        num, published = len(_seeds(changed["seeds"])), len(_seeds(table.content["seeds"]))
+        parts.append(f"{num} {'seed' if num == 1 else 'seeds'} (paper: {published})")
     return "; ".join(parts)
+
+
+def _join(names: Sequence[str]) -> str:
+    return (" and " if any("," in name for name in names) else ", ").join(names)
 
 
 def _list(item: Mapping[str, Any]) -> str:
@@ -275,9 +302,12 @@ def _list(item: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {json.dumps(value)}" for key, value in shown.items())
 
 
-def _papers(table: Table, key: str) -> str:
-    """What a key has at the paper's scale: of the cells, of the grid, of the table, or of its experiment."""
-    found = dict.fromkeys(json.dumps(cell.values[key]) for cell in list_cells(table) if key in cell.values)
-    return f"paper: {' or '.join(found)}" if found else "paper: as in the experiment"
-
-
+def _papers(table: Table, key: str, papers: Mapping[str, Any]) -> str:
+    """What a key has at the paper's scale: of the grid, of the cells, or else of the table's setting."""
+    content = table.content
+    if key in content.get("grid", {}):
+        return " or ".join(map(_label, content["grid"][key]))
+    found = [item.get(key, papers.get(key)) for item in content["cells"]]
+    for items in content.get("grid", {}).values():
+        found = [item.get(key, value) if isinstance(item, dict) else value for value in found for item in items]
+    return " or ".join(dict.fromkeys(map(json.dumps, found)))
