@@ -91,7 +91,7 @@ def cut(points: Sequence[Sequence[str]], size: int) -> list[tuple[int, int]]:
     waiting = ("start_from=", "reference_posterior=")
     first = next((i for i, words in enumerate(points) if any(word.startswith(waiting) for word in words)), len(points))
     starts = [*range(0, first, size), *range(first, len(points), size)]
-    return list(zip(starts, [*starts[1:], len(points)], strict=True))
+    return [(start, min([*(other for other in starts if other > start), len(points)])) for start in starts]
 
 
 def spread(points: Sequence[Any], num: int) -> list[Any]:

@@ -48,8 +48,10 @@ def make_precision(page: Page, size: int = 1000) -> None:
     """Fig. 10 a: the first client's precision after round 1, less its smallest entry and divided by its largest."""
     from matplotlib.figure import Figure
 
-    file = page.runs[0].folder / records.MESSAGES / "round-1-client-0.safetensors"
-    report.need(file.exists(), "Fig. 10 a with its messages", "bfl-paper run fola_precision force=true")
+    kept = [run.folder / records.MESSAGES / "round-1-client-0.safetensors" for run in page.runs]
+    file = next((file for file in kept if file.exists()), None)
+    line = "bfl-paper run fola_laplace 'cell=full, online' force=true"
+    report.need(file, "Sec. IV-E, full and online, with its messages", line)
     from safetensors import safe_open
 
     with safe_open(file, framework="numpy") as tensors:
