@@ -303,8 +303,7 @@ def test_an_empty_sweep_is_said_to_be_empty(bfl_run: BflRun) -> None:
 def test_an_experiment_brings_its_sweep_and_the_command_line_wins(bfl_run: BflRun, tmp_path: Path) -> None:
     conf = tmp_path / "conf"
     for name, text in {
-        "experiment/study": "local: {epochs: 1}\n"
-        "hydra: {sweeper: {params: {local.lr: '0.01,0.02', seed: '0,1'}}}\n",
+        "experiment/study": "local: {epochs: 1}\nhydra: {sweeper: {params: {local.lr: '0.01,0.02', seed: '0,1'}}}\n",
     }.items():
         (conf / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
         (conf / f"{name}.yaml").write_text(f"# @package _global_\n{text}")

@@ -14,7 +14,7 @@ from bfl_bench.commands.cells import compose_cells
 from bfl_bench.errors import ConfigError
 from bfl_bench.identity import folder_name
 from bfl_bench.papers.pages import add_last_row
-from bfl_bench.papers.spec import Cell, find_table, list_cells, override, read_paper, read_tables
+from bfl_bench.papers.spec import Cell, find_table, list_cells, override, read_paper, read_tables, split_names
 from bfl_bench.records import config_folder
 from tests.composing import call_script, resolve, write_run
 
@@ -76,6 +76,13 @@ def test_a_cell_names_the_cell_that_it_begins_with() -> None:
     (then,) = [cell for cell in list_cells(find_table("fedlpa_figure2")) if "then" in cell.label]
     (composed, start) = compose_cells([then, then.starts["start_from"]])
     assert composed.config["start_from"] == f"outputs/{start.name}"
+
+
+def test_names_with_commas_are_taken_apart() -> None:
+    there = ["FEMNIST, mlp", "FEMNIST, conv", "HAR", "FEMNIST"]
+    assert split_names("FEMNIST, mlp,HAR,FEMNIST, conv", there) == ["FEMNIST, mlp", "HAR", "FEMNIST, conv"]
+    assert split_names("FEMNIST,HAR", there) == ["FEMNIST", "HAR"]
+    assert split_names("FEMNIST,HARR", there) is None
 
 
 def test_a_table_of_a_paper_from_nothing(tmp_path: Path) -> None:
@@ -197,7 +204,10 @@ def test_runs_that_did_not_finish_are_named(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_row_below_a_table_is_in_every_table_of_a_text() -> None:
-    assert add_last_row("| a |\n| - |\n| 1 |\n\nx\n\n| b |\n", "| s |\n") == "| a |\n| - |\n| 1 |\n| s |\n\nx\n\n| b |\n| s |\n"
+    assert (
+        add_last_row("| a |\n| - |\n| 1 |\n\nx\n\n| b |\n", "| s |\n")
+        == "| a |\n| - |\n| 1 |\n| s |\n\nx\n\n| b |\n| s |\n"
+    )
     assert add_last_row("| a |\n", "") == "| a |\n"
 
 

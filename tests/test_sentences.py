@@ -224,7 +224,7 @@ def test_values_that_cannot_be_read(bfl_run: BflRun, tmp_path: Path) -> None:
     ("word", "meant"),
     [
         ("method=folla", "fola"),
-            ("experimet=fola", "experiment"),
+        ("experimet=fola", "experiment"),
         ("local.epoch=1", "epochs"),
         ("lr=3", "local.lr or server.lr"),
         ("method/fola=1", "method=fola"),

@@ -23,6 +23,7 @@ from bfl_bench.papers.spec import (
     override,
     read_tables,
     setting_of,
+    split_names,
 )
 from bfl_bench.records import config_folder
 
@@ -126,7 +127,7 @@ def expand_table(line: CommandLine) -> CommandLine:
     names: dict[str, str] = {}
     for key, word in words.items():
         wanted = word.partition("=")[2]
-        if key == "cell" or (wanted in labels.get(key, ()) or set(wanted.split(",")) <= labels.get(key, set())):
+        if key == "cell" or split_names(wanted, labels.get(key, ())):
             names[key] = wanted
     rest = [word for word in line.overrides if word.partition("=")[0] not in ("experiment", *names)]
     if sweep:
@@ -135,8 +136,8 @@ def expand_table(line: CommandLine) -> CommandLine:
         given += [f"+hydra.sweeper.names.{axis}='{wanted}'" for axis, wanted in names.items()]
         given += [f"hydra.sweeper.limit={limit}"] if limit and "hydra.sweeper.limit" not in words else []
         return CommandLine(line.options, [*given, *rest])
-    cells = choose_cells(table, scale, names)
-    if len(cells) > 1 and names:
-        raise ConfigError("cell", names.get("cell", ""), f"a choice of one cell; these are {len(cells)}: -m runs them")
-    setting = cells[0] if len(cells) == 1 else setting_of(table, scale)
+    first = {json.dumps(sorted(cell.names.items())): cell for cell in reversed(choose_cells(table, scale, names))}
+    if len(first) > 1 and names:  # of several seeds the first is taken
+        raise ConfigError("cell", names.get("cell", ""), f"a choice of one cell; these are {len(first)}: -m runs them")
+    setting = next(iter(first.values())) if len(first) == 1 else setting_of(table, scale)
     return CommandLine(line.options, setting.with_words(rest).overrides())

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,7 @@ from bfl_bench import records, report
 from bfl_bench.commands import run
 from bfl_bench.commands.cells import Composed, compose_cells
 from bfl_bench.errors import BflError, ConfigError
-from bfl_bench.identity import RUNS, complete, meaning, read_config
+from bfl_bench.identity import RUNS, complete, folder_name, meaning, read_config
 from bfl_bench.papers.pages import Maker, Page, find_near, key_of, place
 from bfl_bench.papers.spec import Cell, Table, describe_scale, find_table, list_cells, read_tables, setting_of
 from bfl_bench.report import Config, ReportError, Run, flatten
@@ -86,11 +86,13 @@ def show(table: Table, scales: Sequence[str], paths: Sequence[Path], to: Path, w
     """Write a table or figure at each of the scales; of several, at those that have a run at all."""
     maker: Maker = import_module(f"bfl_bench.papers.{table.paper}").MAKERS[table.name]
     every, notes = report.find_runs(paths, where, diverged=True)
+    noted = {note: read_config(Path(note.partition(": ")[0])) for note in notes}
+    known = [run_.config for run_ in every] + [flatten(complete(config)) for config in noted.values() if config]
     shown = False
     configs: list[Config] = []
     for scale in scales:
         cells = list_cells(table, scale)
-        composed = compose_cells(possible(cells, every))
+        composed = compose_cells(possible(cells, known))
         configs += [flatten(complete(one.config)) for one in composed]
         found = _find_by_engine(paths, composed) if _by_engine(cells) else place(every, composed_keys(composed))
         entries = [(cell, found[id(cell)]) for cell in cells if id(cell) in found and not found[id(cell)].diverged]
@@ -102,7 +104,7 @@ def show(table: Table, scales: Sequence[str], paths: Sequence[Path], to: Path, w
             scale=scale,
             entries=tuple(entries),
             missing=tuple(cell for cell in cells if id(cell) not in found),
-            notes=tuple(_notes(found.values(), notes, {one.name for one in composed})),
+            notes=tuple(_notes(found.values(), noted, {one.name for one in composed})),
             shortened=describe_scale(table, scale, _papers_values(table)) if scale != "paper" else "",
             to=to,
         )
@@ -120,11 +122,11 @@ def show(table: Table, scales: Sequence[str], paths: Sequence[Path], to: Path, w
         )
 
 
-def possible(cells: Sequence[Cell], runs: Sequence[Run]) -> list[Cell]:
+def possible(cells: Sequence[Cell], configs: Sequence[Config]) -> list[Cell]:
     """Leave out cells with a value that no run has: large grids are then quick to compose."""
     seen: dict[str, set[str]] = {}
-    for run_ in runs:
-        for key, value in run_.config.items():
+    for config in configs:
+        for key, value in config.items():
             seen.setdefault(key, set()).add(json.dumps(value))
 
     def fits(key: str, value: Any) -> bool:
@@ -137,10 +139,10 @@ def composed_keys(composed: Sequence[Composed]) -> list[tuple[Cell, str]]:
     return [(one.cell, _key(one)) for one in composed]
 
 
-def _notes(runs: Iterable[Run], notes: Sequence[str], names: Collection[str]) -> list[str]:
+def _notes(runs: Iterable[Run], noted: Mapping[str, Config | None], names: Collection[str]) -> list[str]:
     """Keep what concerns the cells: runs of theirs that diverged, are not finished, or are there twice."""
     told = [f"{run_.folder}: diverged; not in the means" for run_ in runs if run_.diverged]
-    return told + [note for note in notes if Path(note.partition(": ")[0]).name in names or "no such folder" in note]
+    return told + [note for note, config in noted.items() if config is None or folder_name(config) in names]
 
 
 def _key(composed: Composed) -> str:

@@ -4,8 +4,8 @@
 
 Jamoussi et al., "BA-BFL: Barycentric Aggregation for Bayesian Federated Learning", 2024. Nothing is trained: what is
 missing is named, with the lines that make it. conf/paper/ba_bfl.yaml says which runs are whose. Figure 1 needs no runs.
-Figure 2 is the partition of the first run. Figures 3 to 5 show mean and population standard deviation over seeds against
-the number of Bayesian layers; at 0 stands FedAvg, the same for all rules.
+Figure 2 is the partition of the first run. Figures 3 to 5 show mean and population standard deviation over seeds
+against the number of Bayesian layers; at 0 stands FedAvg, the same for all rules.
 """
 
 from collections.abc import Callable, Mapping

@@ -260,11 +260,22 @@ def narrow(cells: Iterable[Cell], axis: str, wanted: str) -> list[Cell]:
     """Keep the cells that are called so along an axis: one name, or several with commas between."""
     cells = list(cells)
     there = list(dict.fromkeys(cell.names[axis] for cell in cells))
-    names = [wanted] if wanted in there else wanted.split(",")
-    for name in names:
-        if name not in there:
-            raise ConfigError(axis, name, "; ".join(there))
+    names = split_names(wanted, there)
+    if names is None:
+        raise ConfigError(axis, wanted, "; ".join(there))
     return [cell for cell in cells if cell.names[axis] in names]
+
+
+def split_names(wanted: str, there: Iterable[str]) -> list[str] | None:
+    """Take names with commas between them apart, although names may have commas of their own; None: not of these."""
+    if not wanted:
+        return []
+    for name in sorted(there, key=len, reverse=True):
+        if wanted == name:
+            return [name]
+        if wanted.startswith(f"{name},") and (rest := split_names(wanted[len(name) + 1 :], there)) is not None:
+            return [name, *rest]
+    return None
 
 
 def describe_scale(table: Table, scale: str, papers: Mapping[str, Any]) -> str:
