@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from bfl_bench.commands import paper
-from bfl_bench.commands.cells import compose_cells
+from bfl_bench.commands.cells import compose_cells, expand_table, sweep_points
+from bfl_bench.commands.words import CommandLine
 from bfl_bench.errors import ConfigError
 from bfl_bench.identity import folder_name
 from bfl_bench.papers.pages import add_last_row
@@ -76,6 +77,29 @@ def test_a_cell_names_the_cell_that_it_begins_with() -> None:
     (then,) = [cell for cell in list_cells(find_table("fedlpa_figure2")) if "then" in cell.label]
     (composed, start) = compose_cells([then, then.starts["start_from"]])
     assert composed.config["start_from"] == f"outputs/{start.name}"
+
+
+def sweep(*words: str) -> list[list[str]]:
+    """The points that bfl-run -m makes of these words."""
+    line = expand_table(CommandLine({"--multirun": ""}, list(words)))
+    given = dict(word.lstrip("+").partition("=")[::2] for word in line.overrides if "hydra.sweeper." in word)
+    names = {key.removeprefix("hydra.sweeper.names."): v.strip("'") for key, v in given.items() if ".names." in key}
+    rest = [word for word in line.overrides if "hydra.sweeper." not in word]
+    return sweep_points(given["hydra.sweeper.table"], given["hydra.sweeper.scale"], names, [rest])
+
+
+def test_a_sweep_is_the_cells_and_words_choose_among_them() -> None:
+    assert len(sweep("experiment=fola_table2", "scale=cpu")) == 21
+    assert len(sweep("experiment=fola_table2", "scale=cpu", "seed=7")) == 7
+    some = ["experiment=virtual_table2", "cell=FedProx", "federation=FEMNIST, mlp,HAR, mlp", "local.lr=0.1"]
+    points = sweep(*some)
+    assert len(points) == 2 * 4  # of five learning rates one, four of the server
+    assert all("local.lr=0.1" in point and "method=fedprox" in point for point in points)
+    with pytest.raises(ConfigError, match="cell: got 'FedProxx', allowed: FedAvg; FedProx; Virtual"):
+        sweep("experiment=virtual_table2", "cell=FedProxx")
+    starts = [word for point in sweep("experiment=fedlpa_figure2", "scale=cpu", "out=there") for word in point]
+    (start,) = [word for word in starts if word.startswith("start_from=")]
+    assert start.startswith("start_from=there/mnist_niid_bench-0.5_fedlpa_released_seed0_")
 
 
 def test_names_with_commas_are_taken_apart() -> None:

@@ -127,7 +127,7 @@ def expand_table(line: CommandLine) -> CommandLine:
     names: dict[str, str] = {}
     for key, word in words.items():
         wanted = word.partition("=")[2]
-        if key == "cell" or split_names(wanted, labels.get(key, ())):
+        if key == "cell" or ("." not in key and split_names(wanted, labels.get(key, ()))):  # a dotted key replaces
             names[key] = wanted
     rest = [word for word in line.overrides if word.partition("=")[0] not in ("experiment", *names)]
     if sweep:
@@ -136,8 +136,10 @@ def expand_table(line: CommandLine) -> CommandLine:
         given += [f"+hydra.sweeper.names.{axis}='{wanted}'" for axis, wanted in names.items()]
         given += [f"hydra.sweeper.limit={limit}"] if limit and "hydra.sweeper.limit" not in words else []
         return CommandLine(line.options, [*given, *rest])
-    first = {json.dumps(sorted(cell.names.items())): cell for cell in reversed(choose_cells(table, scale, names))}
-    if len(first) > 1 and names:  # of several seeds the first is taken
+    first: dict[str, Cell] = {}  # of cells that differ in the seed alone
+    for cell in (cell.with_words(rest) for cell in choose_cells(table, scale, names)):
+        first.setdefault(json.dumps([word for word in cell.overrides() if not word.startswith("seed=")]), cell)
+    if len(first) > 1 and names:
         raise ConfigError("cell", names.get("cell", ""), f"a choice of one cell; these are {len(first)}: -m runs them")
-    setting = next(iter(first.values())) if len(first) == 1 else setting_of(table, scale)
-    return CommandLine(line.options, setting.with_words(rest).overrides())
+    setting = next(iter(first.values())) if len(first) == 1 else setting_of(table, scale).with_words(rest)
+    return CommandLine(line.options, setting.overrides())
