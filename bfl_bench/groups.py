@@ -3,5 +3,5 @@
 PARTS = ("dataset", "partition", "model", "method", "aggregator", "engine", "observer")
 """Groups whose options become objects; the config has a node of the same name for each."""
 
-GROUPS = (*PARTS, "experiment", "row", "scale")
+GROUPS = (*PARTS, "experiment", "scale")
 """All groups: the parts, and presets, whose options only choose parts and set values."""

@@ -18,15 +18,24 @@ from hydra.core.utils import JobReturn, JobStatus
 
 class BflSweeper(BasicSweeper):
     def __init__(
-        self, max_batch_size: int | None = None, params: dict[str, str] | None = None, limit: int | None = None
+        self,
+        max_batch_size: int | None = None,
+        params: dict[str, str] | None = None,
+        table: str | None = None,
+        scale: str = "paper",
+        names: dict[str, str] | None = None,
+        limit: int | None = None,
     ) -> None:
         super().__init__(max_batch_size, params)
+        self.table, self.scale, self.names = table, scale, names or {}
         self.limit = limit
 
     def sweep(self, arguments: list[str]) -> Any:
         from bfl_bench.checks import AtLeast, check_value
+        from bfl_bench.commands.cells import sweep_points
         from bfl_bench.commands.outcome import Outcome, outcome_of
-        from bfl_bench.commands.run import finish_sweep, look_up, tell
+        from bfl_bench.commands.resolving import tell
+        from bfl_bench.commands.run import finish_sweep, look_up
         from bfl_bench.errors import ConfigError
         from bfl_bench.identity import modernise_override
 
@@ -40,7 +49,9 @@ class BflSweeper(BasicSweeper):
         loader = self.hydra_context.config_loader
         swept = [modernise_override(override, tell) for override in self._parse_config()]
         overrides = OverridesParser.create(config_loader=loader).parse_overrides([*swept, *arguments])
-        points = [point for batch in self.split_arguments(overrides, None) for point in batch]
+        points = [list(point) for batch in self.split_arguments(overrides, None) for point in batch]
+        if self.table is not None:
+            points = sweep_points(self.table, self.scale, self.names, points)
         if self.limit is not None and self.limit < len(points):
             print(f"{self.limit} of the {len(points)} points of the sweep")
             points = spread(points, self.limit)
@@ -50,9 +61,9 @@ class BflSweeper(BasicSweeper):
             logging.getLogger(BasicLauncher.__module__).setLevel(logging.WARNING)  # it would announce each as the only
         size = 1 if one_by_one else self.max_batch_size or max(1, len(points))
         seconds: list[float] = []  # of the points that were run
-        for start in range(0, len(points), size):
+        for start, stop in cut(points, size):
             batch: list[int] = []
-            for index in range(start, min(start + size, len(points))):
+            for index in range(start, stop):
                 try:
                     loader.load_sweep_config(self.config, list(points[index]))
                     batch.append(index)
@@ -73,6 +84,14 @@ class BflSweeper(BasicSweeper):
             if any(outcome.status != "skipped" for outcome in ended.values()):
                 seconds.append(time.monotonic() - began)
         return finish_sweep([(" ".join(points[index]), outcomes[index]) for index in range(len(points))])
+
+
+def cut(points: Sequence[Sequence[str]], size: int) -> list[tuple[int, int]]:
+    """Cut the points into batches; those that begin with another's result wait for all that come before them."""
+    waiting = ("start_from=", "reference_posterior=")
+    first = next((i for i, words in enumerate(points) if any(word.startswith(waiting) for word in words)), len(points))
+    starts = [*range(0, first, size), *range(first, len(points), size)]
+    return [(start, min([*(other for other in starts if other > start), len(points)])) for start in starts]
 
 
 def spread(points: Sequence[Any], num: int) -> list[Any]:

@@ -1,9 +1,9 @@
 """Tables and figures of FedLPA out of finished runs.
 
-The same as `python -m bfl_bench.papers.fedlpa`, which is in the wheel too; `--help` lists tables and figures.
+The same as `bfl-paper show fedlpa_TABLE` for all scales of which there are runs; `--help` lists tables and figures.
 """
 
-from bfl_bench.papers.fedlpa import main
+from bfl_bench.commands.paper import run_script
 
 if __name__ == "__main__":
-    main()
+    run_script("fedlpa")

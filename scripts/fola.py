@@ -1,9 +1,9 @@
 """Table II and figures 2 to 12 of FOLA out of finished runs.
 
-The same as `python -m bfl_bench.papers.fola`, which is in the wheel too; `--help` lists tables and figures.
+The same as `bfl-paper show fola_TABLE` for all scales of which there are runs; `--help` lists tables and figures.
 """
 
-from bfl_bench.papers.fola import main
+from bfl_bench.commands.paper import run_script
 
 if __name__ == "__main__":
-    main()
+    run_script("fola")

@@ -13,7 +13,9 @@ from hydra import compose, initialize_config_dir
 
 from bfl_bench import records
 from bfl_bench.build import load, plan
-from bfl_bench.commands import run as cli
+from bfl_bench.commands.cells import expand_table
+from bfl_bench.commands.resolving import resolve as resolve_config
+from bfl_bench.commands.words import CommandLine
 from bfl_bench.identity import folder_name
 from bfl_bench.records import config_folder
 from bfl_bench.run.loop import Experiment, run
@@ -54,7 +56,7 @@ def choose(method: str) -> list[str]:
 
 def resolve(*overrides: str) -> dict[str, Any]:
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        return cli.resolve(compose("config", list(overrides)))
+        return resolve_config(compose("config", expand_table(CommandLine({}, list(overrides))).overrides))
 
 
 def experiment(*overrides: str) -> Experiment:

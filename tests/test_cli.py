@@ -341,10 +341,7 @@ def test_an_empty_sweep_is_said_to_be_empty(bfl_run: BflRun) -> None:
 def test_an_experiment_brings_its_sweep_and_the_command_line_wins(bfl_run: BflRun, tmp_path: Path) -> None:
     conf = tmp_path / "conf"
     for name, text in {
-        "experiment/study": "local: {epochs: 1}\n"
-        "hydra: {sweeper: {params: {row: 'study/near,study/far', seed: '0,1'}}}\n",
-        "row/study/near": "local: {lr: 0.01}\n",
-        "row/study/far": "local: {lr: 0.02, epochs: 3}\n",
+        "experiment/study": "local: {epochs: 1}\nhydra: {sweeper: {params: {local.lr: '0.01,0.02', seed: '0,1'}}}\n",
     }.items():
         (conf / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
         (conf / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
@@ -352,8 +349,8 @@ def test_an_experiment_brings_its_sweep_and_the_command_line_wins(bfl_run: BflRu
     assert "4 done" in bfl_run("-m", "--config-dir", "conf", *small, "experiment=study").out
     configs = [yaml.safe_load(path.read_text()) for path in (tmp_path / "outputs").glob("*/config.yaml")]
     points = sorted((config["seed"], config["local"]["lr"], config["local"]["epochs"]) for config in configs)
-    assert points == [(0, 0.01, 1), (0, 0.02, 3), (1, 0.01, 1), (1, 0.02, 3)]
-    again = bfl_run("-m", "--config-dir", "conf", *small, "experiment=study", "seed=1", "row=study/far")
+    assert points == [(0, 0.01, 1), (0, 0.02, 1), (1, 0.01, 1), (1, 0.02, 1)]
+    again = bfl_run("-m", "--config-dir", "conf", *small, "experiment=study", "seed=1", "local.lr=0.02")
     assert "Sweep of 1: 1 skipped" in again.out
 
 

@@ -1,22 +1,18 @@
 """Every file in conf/ composes, builds and runs; what is wrong raises one sentence."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import open_dict
 
 from bfl_bench.build import plan
-from bfl_bench.commands import run as cli
 from bfl_bench.errors import ConfigError
 from bfl_bench.groups import PARTS
 from bfl_bench.identity import folder_name
+from bfl_bench.papers.spec import list_cells, read_tables
 from bfl_bench.records import config_folder
 from tests.composing import NEEDS, SMALL, experiment, resolve, run_in
 
-GROUPS = (*PARTS, "experiment", "scale")  # rows need an experiment, see below
+GROUPS = (*PARTS, "experiment", "scale")
 FILES = {group: sorted(path.stem for path in (config_folder() / group).glob("[!_]*.yaml")) for group in GROUPS}
 CHOICES = [(group, name) for group in GROUPS for name in FILES[group]]
 
@@ -29,6 +25,7 @@ ALSO = {
     ("partition", "disjoint"): ["num_clients=3"],
     **{("aggregator", name): ["method=fvb"] for name in FILES["aggregator"] if name != "none"},
 }
+ELSEWHERE = (("engine", "ray"), ("scale", "cpu"))  # which only tables have
 LEFT_OUT = {  # need files: their own tests run them
     *(("dataset", name) for name in ("mnist", "fashion_mnist", "cifar10", "cifar10_cropped", "svhn")),
     *(("dataset", name) for name in ("pmnist", "mnist_writers", "femnist", "har", "vsn", "shakespeare")),
@@ -46,7 +43,7 @@ def test_there_is_something_in_every_group() -> None:
     assert all(FILES[group] for group in GROUPS)
 
 
-@pytest.mark.parametrize(("group", "name"), [choice for choice in CHOICES if choice != ("engine", "ray")])
+@pytest.mark.parametrize(("group", "name"), [choice for choice in CHOICES if choice not in ELSEWHERE])
 def test_composes_and_passes_the_checks(group: str, name: str) -> None:
     overrides = [f"{group}={name}", *NEEDS.get(name, [])]
     if group == "aggregator" and name != "none":
@@ -73,72 +70,6 @@ def test_runs_one_round(group: str, name: str, tmp_path: Path) -> None:
     assert len(text.splitlines()) == 2
 
 
-ROWS = sorted(str(path.relative_to(config_folder() / "row")) for path in (config_folder() / "row").glob("*/*.yaml"))
-SCALED = sorted(path.stem for path in (config_folder() / "scale" / "of").glob("*.yaml"))
-TABLES_AND_FIGURES = [name for name in FILES["experiment"] if "_table" in name or "_figure" in name]
-
-
-def sweep_of(name: str, scale: str = "paper") -> tuple[dict[str, Any], dict[str, str]]:
-    """The composed config and what it sweeps."""
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose("config", [f"experiment={name}", f"scale={scale}"], return_hydra_config=True)
-        params = {key: str(value) for key, value in (config.hydra.sweeper.params or {}).items()}
-        with open_dict(config):
-            del config["hydra"]
-        return cli.resolve(config), params
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", [row.removesuffix(".yaml") for row in ROWS])
-def test_every_row_is_swept_by_an_experiment_that_it_fits(row: str) -> None:
-    users = [name for name in FILES["experiment"] if row in SWEPT_ROWS[name]]
-    assert users or row == "fola_table2/fedprox"  # an addition that no table has
-    assert plan(resolve(f"experiment={(users or ['fola_table2'])[0]}", f"row={row}"))
-
-
-def read_swept_rows(path: Path) -> list[str]:
-    content = yaml.safe_load(path.read_text()) if path.exists() else None
-    swept = ((content or {}).get("hydra") or {}).get("sweeper", {}).get("params", {}).get("row", "")
-    return [row.strip() for row in swept.split(",") if row]
-
-
-SWEPT_ROWS = {
-    name: read_swept_rows(config_folder() / "experiment" / f"{name}.yaml")
-    + read_swept_rows(config_folder() / "scale" / "of" / f"{name}_cpu.yaml")
-    for name in FILES["experiment"]
-}
-
-
-@pytest.mark.parametrize("name", FILES["experiment"])
-def test_the_sweep_of_an_experiment_names_rows_that_exist(name: str) -> None:
-    assert all(f"{row}.yaml" in ROWS for row in SWEPT_ROWS[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TABLES_AND_FIGURES)
-def test_every_table_and_figure_has_a_scale_for_two_cores(name: str) -> None:
-    """It passes the checks, sweeps no more than the paper does, and is on real data."""
-    (paper, swept), (short, shortened) = sweep_of(name), sweep_of(name, "cpu")
-    assert plan(short)
-    assert short["data_dir"] != "stand-in"
-    assert short["scale"] == "cpu"
-    assert short["rounds"] * short["local"]["epochs"] <= paper["rounds"] * paper["local"]["epochs"]
-    assert set(shortened) <= {*swept, "seed", "partition.alpha"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TABLES_AND_FIGURES)
-def test_smoke_scale_is_short_whatever_is_swept(name: str) -> None:
-    config, swept = sweep_of(name, "smoke")
-    assert config["data_dir"] == "stand-in"
-    assert (config["rounds"] <= 2, config["local"]["epochs"], swept["local.epochs"]) == (True, 1, "1")
-    assert "rounds" not in swept
-
-
-def test_every_scale_belongs_to_an_experiment() -> None:
-    assert {name.rpartition("_")[0] for name in SCALED} <= set(FILES["experiment"])
-
-
 def test_the_papers_tables_and_figures_are_there() -> None:
     """All but those without runs: toy Gaussians, sketches, and the table that lists datasets."""
     wanted = {
@@ -150,30 +81,43 @@ def test_the_papers_tables_and_figures_are_there() -> None:
     }
     for paper, (tables, figures) in wanted.items():
         names = {f"{paper}_table{n}" for n in tables} | {f"{paper}_figure{n}" for n in figures}
-        assert names <= set(TABLES_AND_FIGURES), names - set(TABLES_AND_FIGURES)
+        assert names <= set(read_tables()), names - set(read_tables())
+
+
+@pytest.mark.parametrize("name", read_tables())
+def test_every_table_has_a_scale_for_two_cores_and_one_for_seconds(name: str) -> None:
+    """It sweeps no more than the paper does, on real data; the other is short, on stand-ins."""
+    table = read_tables()[name]
+    short, smoke = list_cells(table, "cpu"), list_cells(table, "smoke")
+    assert all("data_dir" not in cell.values for cell in short)
+    for cell in smoke:
+        assert (cell.values["data_dir"], cell.values["local.epochs"]) == ("stand-in", 1)
+        assert cell.values["rounds"] <= 2
+    assert {cell.names["cell"] for cell in smoke} <= {cell.names["cell"] for cell in list_cells(table)}
 
 
 @pytest.mark.parametrize(
-    ("name", "row"),
+    "words",
     [
-        ("fola_figure5", "fola/offline"),
-        ("virtual_table2", "virtual/vsn"),
-        ("ba_bfl_table1", "ba_bfl/wb_2"),
-        ("fedlpa_table2", "fedlpa/classes_2"),
-        ("bfl_p_table4", "bfl_p/fvbwa_cf"),
+        ["fola_figure5", "cell=offline, no prior", "num_clients=10", "seed=0"],
+        ["virtual_table2", "cell=Virtual", "federation=VSN, mlp", "local.lr=0.1", "server.lr=0.8"],
+        ["ba_bfl_table1", "cell=2 / WB", "dataset=svhn", "seed=0"],
+        ["fedlpa_table2", "cell=FedLPA", "split=#C=2", "num_clients=20", "seed=0"],
+        ["bfl_p_table4", "cell=FVBWA / CF", "dataset=fashion_mnist", "seed=0"],
     ],
 )
-def test_one_experiment_of_each_paper_runs_at_smoke_scale(name: str, row: str, tmp_path: Path) -> None:
-    method = [f"method={row.split('/')[0]}"] if row.startswith(("virtual", "fedlpa")) else []
-    text = run_in(tmp_path, f"experiment={name}", f"row={row}", "scale=smoke", *method)
-    assert len(text.splitlines()) in (2, 3)
+def test_one_cell_of_each_paper_runs_at_smoke_scale(words: list[str], tmp_path: Path) -> None:
+    cells = list_cells(read_tables()[words[0]], "smoke")
+    for word in words[1:]:
+        axis, _, name = word.partition("=")
+        cells = [cell for cell in cells if (str(cell.seed) if axis == "seed" else cell.names[axis]) == name]
+    (cell,) = cells
+    assert len(run_in(tmp_path, *cell.overrides()).splitlines()) in (2, 3)
 
 
 def test_table_2_of_fola_has_an_own_number_of_epochs_per_method() -> None:
-    epochs = {
-        method: resolve("experiment=fola_table2", f"row=fola_table2/{method}")["local"]["epochs"]
-        for method in ("fola", "fedavg", "fedcurv", "fednova", "scaffold", "fedbe")
-    }
+    cells = list_cells(read_tables()["fola_table2"])
+    epochs = {cell.values["method"]: cell.values["local.epochs"] for cell in cells}
     assert epochs == {"fola": 20, "fedavg": 40, "fedcurv": 10, "fednova": 10, "scaffold": 1, "fedbe": 20}
 
 

@@ -1,20 +1,16 @@
 """scripts/fedlpa.py: tables out of runs and published numbers, pictures of small networks."""
 
 import csv
-import math
 from pathlib import Path
 
 import pytest
 
-from bfl_bench.build import reload
-from bfl_bench.papers import fedlpa
-from bfl_bench.papers.tables import HERE, read_published
-from bfl_bench.records import TIMING, TIMING_COLUMNS, Table
-from bfl_bench.report import flatten
-from tests.composing import call_script, only_folder, resolve, write_run
+from bfl_bench.commands.cells import compose_cells
+from bfl_bench.papers.spec import find_table, list_cells
+from bfl_bench.papers.tables import HERE
+from bfl_bench.records import TIMING, TIMING_COLUMNS, Cell, Table
+from tests.composing import call_script, write_run
 from tests.conftest import BflRun
-
-RELEASED = ["experiment=fedlpa_released", "local.epochs=10"]
 
 
 def published(table: str) -> list[dict[str, str]]:
@@ -42,86 +38,58 @@ def test_published_numbers() -> None:
     assert cells["11", "MNIST, #C=2, E=10", "FedOV"] == ("71.0", "0.25")
 
 
+def write_cell(out: Path, table: str, label: str, row: dict[str, Cell], **names: str) -> Path:
+    """A finished run of the first cell that is called so."""
+    cells = (
+        cell for cell in list_cells(find_table(table)) if cell.label == label and names.items() <= cell.names.items()
+    )
+    (one,) = compose_cells([next(cells)])
+    return write_run(out, one.config, row)
+
+
 def test_table_5_names_every_solver_and_the_authors_rule(tmp_path: Path) -> None:
+    place = {"dataset": "FMNIST", "split": "beta=0.5"}
     out = tmp_path / "outputs"
-    for seed, (gd, ea) in enumerate([(0.6, 0.5), (0.4, 0.7)]):
-        row = {"round": 1, "ga": gd, "ga@ea": ea, "ga@cg": 0.55}
-        write_run(out, resolve(*RELEASED, f"seed={seed}"), row)
-        write_run(out, resolve(*RELEASED, "method=fedavg", f"seed={seed}"), {"round": 1, "ga": 0.5 + 0.02 * seed})
-    classes = ["partition=classes", "partition.rng=numpy_legacy", "method=fedavg"]
-    write_run(out, resolve(*RELEASED, *classes), {"round": 1, "ga": 0.2})
-    write_run(out, resolve(*RELEASED, "partition=dirichlet", "partition.alpha=0.5"), {"round": 1, "ga": 0.9})  # not its
+    write_cell(out, "fedlpa_table5", "FedLPA", {"round": 1, "ga": 0.6, "ga@ea": 0.65, "ga@cg": 0.55}, **place)
+    write_cell(out, "fedlpa_table5", "FedAvg", {"round": 1, "ga": 0.5}, **place)
+    write_cell(out, "fedlpa_table5", "FedAvg", {"round": 1, "ga": 0.2}, dataset="FMNIST", split="#C=2")
     text = " ".join(call_script("fedlpa", "table5", cwd=tmp_path).stdout.split())
     cell = "| FMNIST, beta=0.5, E=10 |"
-    assert f"{cell} FedAvg | 51.00 +- 1.41 | 54.67 | -3.67 (!) | 2 |" in text
-    assert f"{cell} FedLPA: lr 0.01, gradient descent | 50.00 +- 14.14 | 67.63 | -17.63 (!) | 2 |" in text
-    assert f"{cell} FedLPA: lr 0.01, closed form (EA) | 60.00 +- 14.14 | 67.63 | -7.63 | 2 |" in text
-    assert "better of EA and gradient descent on the test set | 65.00 +- 7.07 | 67.63 | -2.63 | 2 |" in text
+    assert f"{cell} FedAvg | 50.00 | 54.67 | -4.67 | 1 |" in text
+    assert f"{cell} FedLPA: lr 0.01, gradient descent | 60.00 | 67.63 | -7.63 | 1 |" in text
+    assert f"{cell} FedLPA: lr 0.01, closed form (EA) | 65.00 | 67.63 | -2.63 | 1 |" in text
+    assert "better of EA and gradient descent on the test set | 65.00 | 67.63 | -2.63 | 1 |" in text
     assert "| FMNIST, #C=2, E=10 | FedAvg | 20.00 | 23.83 | -3.83 | 1 |" in text
-    assert (
-        "FedLPA, FedNova, SCAFFOLD, FedProx, DENSE in FMNIST, #C=2, E=10: `bfl-run -m experiment=fedlpa_table5" in text
-    )
-    line = "dataset=fashion_mnist row=fedlpa/beta_0.5 local.epochs=10 method=fednova,scaffold,fedprox,dense_fedlpa`"
-    assert line in text
-
-
-def test_best_over_the_strength_of_fedprox(tmp_path: Path) -> None:
-    for mu, ga in ((0.01, 0.5), (0.1, 0.6)):
-        write_run(tmp_path / "outputs", resolve(*RELEASED, "method=fedprox", f"method.mu={mu}"), {"round": 1, "ga": ga})
-    assert "two runs are one cell" in call_script("fedlpa", "table5", cwd=tmp_path).stderr
-    text = " ".join(call_script("fedlpa", "table5", "--best-over", "method.mu", cwd=tmp_path).stdout.split())
-    assert "Best over method.mu" in text
-    assert "FedProx | 60.00 |" in text
-    refused = call_script("fedlpa", "table4", "--best-over", "method.mu", cwd=tmp_path)
-    assert "table4 does not take it; allowed with table1" in refused.stderr
+    assert "`bfl-paper run fedlpa_table5 cell=DENSE dataset=FMNIST,CIFAR-10,MNIST,SVHN 'split=beta=0.01," in text
 
 
 def test_costs(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "outputs", resolve(*RELEASED), {"round": 1, "ga": 0.5, "bytes_up": 7_160_000})
-    Table(folder / TIMING, TIMING_COLUMNS).append([{"round": 1, "client_seconds": 70.0, "server_seconds": 5.5}])
-    other = write_run(
-        tmp_path / "outputs", resolve(*RELEASED, "method=fedavg"), {"round": 1, "ga": 0.5, "bytes_up": 3_580_000}
-    )
-    Table(other / TIMING, TIMING_COLUMNS).append([{"round": 1, "client_seconds": 50.0, "server_seconds": 0.0}])
+    for label, sent, client, server in (("FedLPA", 7_160_000, 70.0, 5.5), ("FedAvg", 3_580_000, 50.0, 0.0)):
+        row: dict[str, Cell] = {"round": 1, "ga": 0.5, "bytes_up": sent}
+        folder = write_cell(tmp_path / "outputs", "fedlpa_table4", label, row)
+        times: dict[str, Cell] = {"round": 1, "client_seconds": client, "server_seconds": server}
+        Table(folder / TIMING, TIMING_COLUMNS).append([times])
     text = " ".join(call_script("fedlpa", "table4", cwd=tmp_path).stdout.split())
-    assert "| fedlpa_released | 1 | 7.16 | 70.0 | 5.5 | 2.00 | 1.51 | 2.77 (1.12) | 65 (1.30) |" in text
+    assert "| FedLPA | 1 | 7.16 | 70.0 | 5.5 | 2.00 | 1.51 | 2.77 (1.12) | 65 (1.30) |" in text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", ["2", "3", "5", "9", "10", "11"])
-def test_commands_for_what_is_missing_make_it(table: str) -> None:
-    """Without any run every cell is missing: the lines make as many runs as there are cells, and the last is a cell."""
-    paper = set(read_published("fedlpa", table))
-    num = 0
-    for line in fedlpa.missing_cells(table, sorted(paper), set()).values():
-        values = {key: value.split(",") for key, value in (part.split("=", 1) for part in line.split()[2:])}
-        num += math.prod(len(value) for value in values.values())
-        config = flatten(resolve(*(f"{key}={value[-1]}" for key, value in values.items())))
-        column = f"lambda={config['method.damping']}" if table == "3" else fedlpa.METHODS[config["method.name"]]
-        assert (fedlpa.row_of(config), column) in paper
-    assert num == len(paper)
+def test_the_fisher_matrix_of_a_network(bfl_run: BflRun, tmp_path: Path) -> None:
+    assert bfl_run("experiment=fedlpa_figure3", "scale=smoke").code == 0
+    done = call_script("fedlpa", "figure3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "outputs/report/fedlpa_figure3_smoke.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    assert 0 < sum(float(row["share of the squared norm"]) for row in rows) < 1
 
-
-def test_figure_2_joins_a_run_with_the_one_that_it_started_from(tmp_path: Path) -> None:
-    out = tmp_path / "outputs"
-    setting = ["experiment=fedlpa_figure2", "dataset=mnist", "method=fedlpa"]
-    once = write_run(out, resolve(*setting, "rounds=1"), {"round": 1, "ga": 0.5})
-    then = [*setting[:2], "method=fedavg", "rounds=2"]
-    write_run(out, resolve(*then), {"round": 1, "ga": 0.25}, {"round": 2, "ga": 0.5})
-    alone = call_script("fedlpa", "figure2", cwd=tmp_path).stdout
-    assert f"method=fedavg rounds=1 start_from=outputs/{once.name}" in alone
-    write_run(out, resolve(*then, f"start_from={once}"), {"round": 1, "ga": 0.625}, {"round": 2, "ga": 0.75})
-    text = " ".join(call_script("fedlpa", "figure2", cwd=tmp_path).stdout.split())
-    assert "| FedLPA once, then FedAvg | 50.00 | 75.00 | 3 |" in text
-    assert "| FedAvg | 25.00 | 50.00 | 2 |" in text
-    assert "start_from" not in text
 
 
 @pytest.mark.parametrize("command", ["table1", pytest.param("figure4", marks=pytest.mark.slow)])
 def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     done = call_script("fedlpa", command, "--runs", ".", cwd=tmp_path)
     assert done.returncode == 1
-    assert "bfl-run" in done.stderr
+    assert "bfl-paper run fedlpa_" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -131,19 +99,3 @@ def test_two_gaussians(tmp_path: Path) -> None:
     with (tmp_path / "outputs/report/fedlpa_figure6.csv").open(newline="") as file:
         density = {row["way"]: float(row["log density"]) for row in csv.DictReader(file)}
     assert density["Kronecker"] == max(density.values())
-
-
-@pytest.mark.slow
-def test_the_fisher_matrix_of_a_small_network(bfl_run: BflRun, tmp_path: Path) -> None:
-    data = ["dataset=synthetic", "dataset.shape=[1,15,15]", "dataset.train_samples=60", "dataset.test_samples=20"]
-    network = ["model=conv3", "model.channels=2", "num_clients=1", "partition=iid", "method=fedavg", "rounds=1"]
-    assert bfl_run(*data, *network).code == 0
-    experiment, state = reload(only_folder(tmp_path / "outputs"))
-    assert state["params"].shape == experiment.worker.task.model.vector.shape
-    done = call_script("fedlpa", "figure3", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    with (tmp_path / "outputs/report/fedlpa_figure3.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 4
-    assert all(0.2 < float(row["cosine"]) <= 1 for row in rows)
-    assert 0 < sum(float(row["share of the squared norm"]) for row in rows) < 1

@@ -1,21 +1,20 @@
 """Tables and figures out of run folders: what is averaged, what is kept apart, what is said about the rest."""
 
 import csv
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from bfl_bench import records, report
-from bfl_bench.build import plan
-from bfl_bench.identity import complete
-from bfl_bench.papers import ba_bfl, bfl_p, tables
+from bfl_bench.commands import paper
+from bfl_bench.commands.cells import compose_cells
+from bfl_bench.papers.spec import find_table, list_cells
+from bfl_bench.papers.tables import read_published_rows
 from bfl_bench.report.output import latex_of, wrapped
 from tests.composing import resolve
 
@@ -42,10 +41,10 @@ def write_run(folder: Path, *overrides: str, seed: int = 0, status: str = "done"
 
 @pytest.fixture
 def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(script: ModuleType, *arguments: str) -> str:
+    def call(script: str, *arguments: str) -> str:
         where = ["--runs", str(tmp_path / "runs"), "--to", str(tmp_path / "to")]
         monkeypatch.setattr(sys, "argv", ["script", arguments[0], *where, *arguments[1:]])
-        report.run_script("", script.COMMANDS)
+        paper.run_script(script)
         return capsys.readouterr().out
 
     return call
@@ -68,7 +67,7 @@ def line_of(text: str, *row: str) -> list[str]:
 
 
 def test_published_cells_are_those_of_the_papers() -> None:
-    table1, table4 = bfl_p.PAPER.published("1"), bfl_p.PAPER.published("4")
+    table1, table4 = (read_published_rows("bfl_p", table) for table in "14")
     assert (len(table1), len(table4)) == (2 * 12 * 3 * 3, 5 * 3)
     assert table1["fashion_mnist", ("IID", "FED", "N/A"), "acc_percent"] == (89.62, 0.15)
     assert table1["svhn", ("IID", "FVBA", "PPA"), "ece_percent"] == (4.29, 0.11)
@@ -78,13 +77,13 @@ def test_published_cells_are_those_of_the_papers() -> None:
     assert table1["svhn", ("Non-IID", "FVBWA", "CF"), "nll"] == (0.64, 0.02)
     assert table4["fashion_mnist", ("Non-IID", "FVBWA", "EAA"), "std_norm"] == (15.48, 0.41)
     assert table4["svhn", ("Non-IID", "FVBWA", "PPA"), "std_norm"] == (31.62, 0.38)
-    table3, large, table5 = (bfl_p.LARGE.published(table) for table in ("3", "4_100", "5"))
+    table3, large, table5 = (read_published_rows("bfl_p", table) for table in ("3", "4_100", "5"))
     assert (len(table3), len(large), len(table5)) == (2 * 12 * 3 * 3, 5 * 3, 12 * 3)
     assert table3["svhn", ("Non-IID", "FVBA", "PPA"), "acc_percent"] == (18.28, 0.81)
     assert table3["fashion_mnist", ("Non-IID", "FVBWA", "EAA"), "acc_percent"] == (79.61, 1.06)
     assert large["cifar10", ("Non-IID", "FVBWA", "EAA"), "std_norm"] == (91.79, 1.16)
     assert table5["cifar10", ("IID", "FVBWA", "CF"), "seconds_per_round, 10 processes"] == (10.56, 0.08)
-    ba_table1 = ba_bfl.PAPER.published("1")
+    ba_table1 = read_published_rows("ba_bfl", "1")
     assert len(ba_table1) == (1 + 3 * 5) * 3 * 3
     assert ba_table1["cifar10", ("Non-IID", "0", "FedAVG"), "ece_percent"] == (12.17, 2.21)
     assert ba_table1["fashion_mnist", ("Non-IID", "1", "WB"), "acc_percent"] == (88.34, 0.30)
@@ -130,132 +129,49 @@ def test_runs_left_out_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_one_table_holds_one_partition(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "method=fvb", "aggregator=eaa", "partition.alpha=0.1")
-    write_run(tmp_path / "b", "method=fvb", "aggregator=gaa", "partition.alpha=0.5")
-    with pytest.raises(report.ReportError, match=r"partition.alpha=0.1.*partition.alpha=0.5.*--where"):
-        tables.find_settings(bfl_p.PAPER, report.find_runs([tmp_path], {})[0])
+# Figures and tables of BFL-P and BA-BFL
 
 
-# Tables
+def write_cells(to: Path, table: str, label: str, **final: float) -> None:
+    """Finished runs of a cell, one per seed; the accuracy grows with it by 0.1 %."""
+    cells_ = [cell for cell in list_cells(find_table(table)) if cell.label == label and cell.names["dataset"] == "svhn"]
+    for one in compose_cells([cell for cell in cells_ if cell.names.get("partition") != "IID"]):
+        folder = to / one.name
+        folder.mkdir(parents=True)
+        records.start(folder, one.config, force=False)
+        row = {"round": 2, "ga": 0.8 + one.cell.seed / 1000, "ece": 0.1, "nll": 0.5, "la": 0.4, "worst10": 0.2} | final
+        records.write_json(folder / records.SUMMARY, {"status": "done", "final": row})
 
 
 def test_table_sets_ours_beside_the_papers(tmp_path: Path, run_script: Run) -> None:
-    for seed in range(5):
-        write_run(tmp_path / "runs" / f"{seed}", "experiment=bfl_p", "aggregator=eaa", seed=seed, ga=0.88 + seed / 1000)
-    text = run_script(bfl_p, "table1")
-    assert "runs by the paper's equations" in text
-    assert "Not the setting" not in text
-    assert line_of(text, "Non-IID", "FVBWA", "EAA")[:3] == ["88.20 +- 0.07", "88.30 +- 0.32", "-0.10"]
-    assert line_of(text, "Non-IID", "FVBWA", "EAA")[-1] == "5"
-    assert line_of(text, "Non-IID", "FVBWA", "GAA")[:3] == ["-", "88.39 +- 0.26", "-"]
-    lines = [line.split() for line in text.splitlines() if line.startswith("    bfl-run")]
-    assert len(lines) == 8
-    assert "aggregator=gaa,aalv,ppa,cf" in lines[-1]  # EAA has all its seeds
-    row = cells(tmp_path / "to" / "bfl_p_table1_equations.csv")[
-        "fashion_mnist", "Non-IID", "FVBWA", "EAA", "acc_percent"
-    ]
-    assert (float(row["difference"]), row["seeds"], row["paper"]) == (pytest.approx(-0.1), "5", "88.3")
-
-
-def test_released_and_equations_are_two_tables(tmp_path: Path, run_script: Run) -> None:
-    write_run(tmp_path / "runs" / "a", "experiment=bfl_p", "aggregator=cf", std_norm=1.5)
-    write_run(tmp_path / "runs" / "b", "experiment=bfl_p_released", "aggregator=cf_released", std_norm=1.25)
-    write_run(tmp_path / "runs" / "c", "experiment=bfl_p_released", "aggregator=cf", std_norm=9)  # neither
-    text = run_script(bfl_p, "table4")
-    equations, released = text.split("# BFL-P, table 4: runs by the released code")
-    assert line_of(equations, "Non-IID", "FVBWA", "CF") == ["1.50", "1.40 +- 0.02", "+0.10", "1"]
-    assert line_of(released, "Non-IID", "FVBWA", "CF") == ["1.25", "1.40 +- 0.02", "-0.15", "1"]
-
-
-def test_a_setting_that_is_not_the_papers_says_so(tmp_path: Path, run_script: Run) -> None:
-    changed = ["rounds=2", "method.beta=0.5", "model.bayesian_layers=2"]
-    write_run(tmp_path / "runs" / "a", "experiment=ba_bfl", "aggregator=wb", *changed)
-    text = run_script(ba_bfl, "table1")
-    assert "no reproduction of it: rounds=2 method.beta=0.5\n" in text
-    sweeps = [line for line in text.splitlines() if line.startswith("    bfl-run")]
-    assert len(sweeps) == 4
-    assert all(" rounds=2 " in line for line in sweeps)
-
-
-@pytest.mark.parametrize(
-    ("paper", "released", "row", "rule"),
-    [
-        (bfl_p.PAPER, False, ("IID", "FED", "N/A"), "none"),
-        (bfl_p.PAPER, True, ("IID", "FVBWA", "PPA"), "ppa_released"),
-        (bfl_p.PAPER, True, ("Non-IID", "FVBA", "AALV"), "aalv"),
-        (ba_bfl.PAPER, False, ("Non-IID", "0", "FedAVG"), "none"),
-        (ba_bfl.PAPER, True, ("Non-IID", "2", "GAA"), "gaa_normalised"),
-    ],
-)
-def test_printed_commands_make_the_papers_rows(paper: tables.Paper, released: bool, row: tables.Row, rule: str) -> None:
-    (line,) = tables.sweep_lines(paper, released, "cifar10", [row], {})
-    *overrides, seeds = shlex.split(line)[2:]
-    plan(composed(*overrides))  # a wrong key or combination raises
-    config = report.flatten(complete(composed(*overrides)))
-    assert config["aggregator.name"] == rule
-    assert seeds.startswith("seed=0,1,2")
-    assert tables.is_released(config) == released
-    assert paper.row_of(config) == row
-    assert tables.changes(paper, [report.Group(config, ())]) == {}
-
-
-# Figures
-
-
-@pytest.mark.slow
-def test_figures_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> None:
-    for seed, ece in enumerate((0.10, 0.12)):
-        runs = tmp_path / "runs" / f"{seed}"
-        write_run(runs / "0", "method=fedavg", "model.bayesian_layers=0", seed=seed, ece=ece + 0.1)
-        for layers in (1, 3):
-            chosen = ["method=fvb", "aggregator=wb", f"model.bayesian_layers={layers}"]
-            write_run(runs / f"{layers}", *chosen, seed=seed, ece=ece, la=0.5 + ece)
-    text = run_script(ba_bfl, "figure3")
-    assert line_of(text, "fashion_mnist", "ECE (%)", "0", "FedAVG") == ["21.0000", "1.0000", "2"]
-    assert line_of(text, "fashion_mnist", "ECE (%)", "3", "WB") == ["11.0000", "1.0000", "2"]
-    assert line_of(run_script(ba_bfl, "figure4"), "fashion_mnist", "seconds per round", "1", "WB")[0] == "5.0000"
+    write_cells(tmp_path / "runs", "bfl_p_table1", "FVBA / PPA")
+    text = run_script("bfl_p", "table1")
+    assert "| scale" not in text
+    line = line_of(text, "Non-IID", "FVBA", "PPA")
+    assert line[0] == "80.20 +- 0.07"  # standard error of 80.0, 80.1, ..., 80.4
+    assert line[-1] == "5"
+    (row,) = [row for key, row in cells(tmp_path / "to/bfl_p_table1.csv").items() if key[-1] == "acc_percent"]
+    published = read_published_rows("bfl_p", "1")["svhn", ("Non-IID", "FVBA", "PPA"), "acc_percent"][0]
+    assert (float(row["paper"]), row["seeds"]) == (published, "5")
+    assert float(row["difference"]) == pytest.approx(80.2 - published)
     assert (
-        line_of(run_script(ba_bfl, "figure5"), "fashion_mnist", "average local accuracy (%)", "1", "WB")[0] == "61.0000"
+        "- FVBWA / CF (dataset fashion_mnist, cifar10, svhn; partition Non-IID, IID; seed 0, 1, 2, 3, 4): `bfl" in text
     )
-    for name in ("figure3", "figure4", "figure5"):
-        for kind, start in (("pdf", b"%PDF"), ("png", b"\x89PNG")):
-            assert (tmp_path / "to" / f"ba_bfl_{name}_equations.{kind}").read_bytes().startswith(start)
 
 
-def test_partition_figure_is_the_first_runs(tmp_path: Path, run_script: Run) -> None:
-    for seed in (1, 0):
-        chosen = ["method=fvb", "aggregator=wb", "model.bayesian_layers=1"]
-        write_run(tmp_path / "runs" / f"{9 - seed}", *chosen, seed=seed)
-        counts = records.Table(
-            tmp_path / "runs" / f"{9 - seed}" / records.PARTITION_COUNTS, ["client", "class", "count"]
-        )
-        counts.append([{"client": 0, "class": 1, "count": 7 + seed}, {"client": 2, "class": 0, "count": 30}])
-    text = run_script(ba_bfl, "figure2")
-    assert "fashion_mnist, Dirichlet 0.5, seed 0" in text
-    assert line_of(text, "0") == ["0", "0", "30"]
-    assert line_of(text, "1") == ["7", "0", "0"]
-    assert (tmp_path / "to" / "ba_bfl_figure2.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_runs_of_other_papers_are_no_rows(tmp_path: Path, run_script: Run) -> None:
-    """One round, as in FedLPA, or another alpha, as in FOLA, beside a run of the paper's."""
-    ours = ["method=fvb", "aggregator=wb", "model.bayesian_layers=1"]
-    write_run(tmp_path / "runs" / "its", *ours, ece=0.1)
-    write_run(tmp_path / "runs" / "fedlpa", "method=fedavg", "partition=niid_bench", "partition.alpha=0.1", "rounds=1")
-    write_run(tmp_path / "runs" / "fola", "method=fedavg", "partition.alpha=0.01")
-    write_run(tmp_path / "runs" / "several", "method=fedavg", "dataset=mnist")  # FedLPA's Fig. 2
-    text = run_script(ba_bfl, "figure3")
-    assert line_of(text, "fashion_mnist", "ECE (%)", "1", "WB")[0] == "10.0000"
-    assert "FedAVG" not in text
-    text = run_script(bfl_p, "table1", "--dataset", "fashion_mnist")
-    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if "| FEDAVG" in line]
-    assert rows
-    assert all(row[4] == "-" for row in rows)  # the accuracy
+def test_figure_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> None:
+    write_cells(tmp_path / "runs", "ba_bfl_table1", "0 / FedAVG", ece=0.3)
+    write_cells(tmp_path / "runs", "ba_bfl_table1", "3 / WB", ece=0.2, la=0.61)
+    text = run_script("ba_bfl", "figure3")
+    assert line_of(text, "svhn", "ECE (%)", "0", "FedAVG") == ["30.0000", "0.0000", "3"]
+    assert line_of(text, "svhn", "ECE (%)", "3", "WB")[0] == "20.0000"
+    assert line_of(run_script("ba_bfl", "figure5"), "svhn", "average local accuracy (%)", "3", "WB")[0] == "61.0000"
+    for kind, start in (("pdf", b"%PDF"), ("png", b"\x89PNG")):
+        assert (tmp_path / "to" / f"ba_bfl_figure3.{kind}").read_bytes().startswith(start)
 
 
 def test_toy_figure_needs_no_runs(tmp_path: Path, run_script: Run) -> None:
-    text = run_script(ba_bfl, "figure1")
+    text = run_script("ba_bfl", "figure1")
     assert line_of(text, "RKLB")[:2] == ["1.6000", "0.4000"]  # precisions 1 and 4, weights 1/2: (0 + 4) / 2.5, 1 / 2.5
     assert line_of(text, "WB")[:2] == ["1.0000", "0.5625"]
     assert (tmp_path / "to" / "ba_bfl_figure1.pdf").exists()
@@ -310,20 +226,3 @@ def test_long_headings_take_several_lines_on_a_terminal() -> None:
         "| fola        | 0.1000 +- 0.02 * | 1.0              | 3  |\n"
         "| fedavg      | -                | 2.0              | 12 |\n"
     )
-
-
-def test_a_table_says_what_the_scale_changed() -> None:
-    config = {"rounds": 5, "local.epochs": 1, "dataset.autoaugment": False, "dataset.flip": True}
-    config |= {"dataset.crop_padding": 4, "dataset.cutout": 16}
-    text = tables.describe_scale("fola_table2", [config])
-    assert "rounds 5 (paper: 100); dataset.autoaugment false (paper: true)." in text
-    assert "epochs" not in text  # each row of the table has its own
-    assert tables.describe_scale("fola_table2", [config | {"rounds": 100, "dataset.autoaugment": True}]) == ""
-
-
-def test_rows_of_a_scale_may_change_the_setting_too() -> None:
-    config = {"rounds": 250, "local.epochs": 20, "server.lr": 0.8, "dataset.name": "femnist", "dataset.mean": [1]}
-    for experiment in ("virtual_table2", "virtual_figure3"):  # the second takes all from the first
-        text = tables.describe_scale(experiment, [config, {"dataset.name": "har", "rounds": 60}])
-        assert "rounds 60 (paper: 250 or 23 or 30); dataset.mean [1] (paper: [0])." in text
-    assert "rounds" not in tables.describe_scale("virtual_table2", [{"dataset.name": "har", "rounds": 30}])

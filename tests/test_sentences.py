@@ -87,14 +87,9 @@ CHOICES = [
     ("partition=_test", "partition", "'_test'", "classes, dirichlet, "),
     ("engine=xyz", "engine", "'xyz'", "processes, ray, sequential"),
     ("aggregator=null", "aggregator", "'null'", "aalv, "),
-    ("experiment=xyz", "experiment", "'xyz'", "ba_bfl, ba_bfl_figure2, "),
-    ("experiment=[fola]", "experiment", "'[fola]'", "ba_bfl, ba_bfl_figure2, "),
-    ("row=xyz", "row", "'xyz'", "ba_bfl/aalv_1, "),
-    ("row=fola", "row", "'fola'", "ba_bfl/aalv_1, "),
-    ("row=fola/xyz", "row", "'fola/xyz'", "ba_bfl/aalv_1, "),
-    ("+row=fola/fola", "row", "'+row=fola/fola'", "row=NAME; NAME is ba_bfl/aalv_1, "),
+    ("experiment=xyz", "experiment", "'xyz'", "ba_bfl, ba_bfl_released, "),
+    ("experiment=[fola]", "experiment", "'[fola]'", "ba_bfl, ba_bfl_released, "),
     ("scale=xyz", "scale", "'xyz'", "cpu, paper, smoke"),
-    ("scale/of=xyz", "scale/of", "'xyz'", "ba_bfl_figure2_cpu, "),
     ("method/fola", "method/fola", "'method/fola'", "method/fola=VALUE"),
     ("method/fola=1", "method/fola", "'1'", "no such group; the groups are dataset, partition, "),
     ("local/lr=1", "local/lr", "'1'", "no such group; the groups are dataset, partition, "),
@@ -229,7 +224,6 @@ def test_values_that_cannot_be_read(bfl_run: BflRun, tmp_path: Path) -> None:
     ("word", "meant"),
     [
         ("method=folla", "fola"),
-        ("row=fola_table2/fedavgg", "fola_table2/fedavg"),
         ("experimet=fola", "experiment"),
         ("local.epoch=1", "epochs"),
         ("lr=3", "local.lr or server.lr"),
@@ -310,13 +304,13 @@ def test_what_a_file_sweeps_is_read_too(bfl_run: BflRun, tmp_path: Path) -> None
 
 
 def test_points_of_a_sweep_say_the_same(bfl_run: BflRun) -> None:
-    result = bfl_run("-m", "row=xyz,fola/fola", "local.foo=1")
+    result = bfl_run("-m", "method=xyz,fola", "local.foo=1")
     assert result.code == 2  # no point has that key
-    result = bfl_run("-m", "row=xyz,fola/fola", "method.foo=1")
+    result = bfl_run("-m", "method=xyz,fola", "method.foo=1")
     assert (result.code, result.out) == (1, "Sweep of 2: 2 failed\n")
     first, second = result.err.splitlines()
-    assert first.startswith("bfl-run: row=xyz method.foo=1: row: got 'xyz', allowed: ba_bfl/aalv_1, ")
-    assert second.startswith(f"bfl-run: row=fola/fola method.foo=1: method.foo: got '1', allowed: {NO_KEY}_target_, ")
+    assert first.startswith("bfl-run: method=xyz method.foo=1: method: got 'xyz', allowed: dense, ")
+    assert second.startswith(f"bfl-run: method=fola method.foo=1: method.foo: got '1', allowed: {NO_KEY}_target_, ")
 
 
 def test_own_folders_are_looked_into(bfl_run: BflRun, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from bfl_bench.commands.config_files import (
 from bfl_bench.commands.words import CommandLine, check_places, hint, list_names, parse_override
 from bfl_bench.errors import ConfigError
 from bfl_bench.groups import GROUPS, PARTS
+from bfl_bench.papers.spec import list_cells, read_tables, setting_of
 from bfl_bench.records import config_folder
 
 SWEPT = "hydra.sweeper.params."
@@ -85,6 +86,8 @@ def _answer(word: str, line: CommandLine) -> str:
 
 def _option(group: str, name: str, folders: Sequence[Path]) -> str:
     names = list_options(group, folders)
+    if group == "experiment" and find_file(f"{group}/{name}", folders) is None and name in read_tables():
+        return _table(name)
     if find_file(f"{group}/{name}", folders) is None or Path(name).name.startswith("_"):
         raise ConfigError(group, name, list_names(names, name))
     option = read_option(group, name, folders)
@@ -104,6 +107,20 @@ def _option(group: str, name: str, folders: Sequence[Path]) -> str:
     if swept:
         as_typed = (replace(entry, key=entry.key.removeprefix(SWEPT), value=_unquoted(entry.value)) for entry in swept)
         lines += ["", "It sweeps, with -m:", *_lines(as_typed)]
+    return "\n".join(lines)
+
+
+def _table(name: str) -> str:
+    """Describe a table or figure of a paper: its setting and its cells."""
+    table = read_tables()[name]
+    setting = setting_of(table, "paper").overrides()
+    lines = [f"experiment={name}", f"  {table.title}", "", "It sets:", *(f"  {word}" for word in setting)]
+    lines += ["", "Its cells, which -m runs:"]
+    for cell in list({cell.label: cell for cell in list_cells(table)}.values()):
+        own = [word for word in cell.overrides() if word not in setting]
+        lines.append(f"  cell={cell.label}: {' '.join(own)}")
+    for scale in table.scales[1:]:
+        lines.append(f"scale={scale}: {len(list_cells(table, scale))} of {len(list_cells(table))} runs")
     return "\n".join(lines)
 
 

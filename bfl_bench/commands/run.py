@@ -5,7 +5,6 @@ sweep, in this process or in another. `main` turns outcomes, and Hydra's own com
 0 done, 1 failed or diverged, 2 wrong config, 130 interrupted.
 """
 
-import functools
 import os
 import signal
 import sys
@@ -15,22 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bfl_bench.commands.cells import expand_table
 from bfl_bench.commands.composing import check_package
 from bfl_bench.commands.help import help_text
 from bfl_bench.commands.outcome import STATUSES, Outcome, outcome_of
 from bfl_bench.commands.printing import say
+from bfl_bench.commands.resolving import resolve, tell
 from bfl_bench.commands.words import CommandLine, check_words, read_by_hydra, read_words
 from bfl_bench.engines.fork_server import open_fork_server
 from bfl_bench.errors import BflError, ConfigError, RunError
 from bfl_bench.groups import GROUPS
-from bfl_bench.identity import (
-    describe_inputs,
-    finished_summary,
-    folder_name,
-    is_stand_in,
-    modernise,
-    modernise_override,
-)
+from bfl_bench.identity import finished_summary, folder_name, is_stand_in, modernise_override
 from bfl_bench.records import config_folder
 
 if TYPE_CHECKING:
@@ -56,6 +50,7 @@ def main() -> None:
             return
         tell.cache_clear()
         line = replace(line, overrides=[modernise_override(override, tell) for override in line.overrides])
+        line = expand_table(line)
         check_words(line)
         check_package(line)
     except ConfigError as error:
@@ -143,7 +138,6 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
     from bfl_bench.run.loop import run
     from bfl_bench.run.observers import show_progress
 
-    _check_scale(resolved["scale"])
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     plan = build.plan(resolved)
     folder = Path(plan.settings.out) / folder_name(resolved)
@@ -177,57 +171,6 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         draw_curves(folder)
     print_summary(summary, folder, brief=sweep, stand_in=stand_in)
     return _outcome_of_summary(summary)
-
-
-@functools.cache  # a sweep says it once
-def tell(sentence: str) -> None:
-    print(f"bfl-run: {sentence}", file=sys.stderr)
-
-
-def resolve(config: "DictConfig") -> dict[str, Any]:
-    """Turn a config into plain values, by today's names; `inputs` says what the files and folders in it hold.
-
-    The rules named in eval.also_aggregate and the datasets in eval.ood are filled in with their own configs.
-    """
-    from omegaconf import OmegaConf
-
-    container: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    resolved = modernise(container, tell)
-    if "inputs" in resolved:
-        raise ConfigError("inputs", resolved["inputs"], "no such key in a config; a run adds it")
-    if isinstance(resolved["eval"], dict):
-        for key, group in (("also_aggregate", "aggregator"), ("ood", "dataset")):
-            resolved["eval"][key] = _fill_in(f"eval.{key}", resolved["eval"].get(key), group)
-    if inputs := describe_inputs(resolved):
-        resolved["inputs"] = inputs
-    return resolved
-
-
-def _fill_in(key: str, names: Any, group: str) -> dict[str, Any]:
-    """Look up the configs of options of a group that a list names."""
-    from hydra import compose
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-
-    options = [name for name in GlobalHydra.instance().config_loader().get_group_options(group) if name != "none"]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(key, names, f"a list of names of {group}s")
-    for name in names:
-        if name not in options:
-            raise ConfigError(key, name, ", ".join(options))
-    return {name: OmegaConf.to_container(compose("config", [f"{group}={name}"])[group]) for name in names}
-
-
-def _check_scale(scale: str) -> None:
-    """How an experiment is shortened stands in a file; without one, nothing would be."""
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
-
-    if scale != "cpu":
-        return
-    experiment = HydraConfig.get().runtime.choices["experiment"]
-    if f"{experiment}_cpu" not in GlobalHydra.instance().config_loader().get_group_options("scale/of"):
-        raise ConfigError("scale", "cpu", "paper or smoke; only experiments that are a table or figure have it")
 
 
 def _changed_code(folder: Path, config: dict[str, Any]) -> list[str]:

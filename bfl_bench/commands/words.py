@@ -14,6 +14,7 @@ from typing import Any
 from bfl_bench.commands.config_files import find_file, is_group, list_options, read_file
 from bfl_bench.errors import ConfigError
 from bfl_bench.groups import GROUPS
+from bfl_bench.papers.spec import read_tables
 from bfl_bench.records import config_folder
 
 FLAGS = {
@@ -251,7 +252,9 @@ def _check_choice(override: Override, value: Any, folders: Sequence[Path]) -> No
     if prefix == "~" or (prefix and key in GROUPS):
         raise ConfigError(key, typed, f"{key}=NAME; NAME is {', '.join(names)}")
     if not isinstance(value, str) or not find_file(f"{key}/{value}", folders) or Path(value).name.startswith("_"):
-        raise ConfigError(key, typed, list_names(names, typed))
+        tables = "; also a table or figure of `bfl-paper list`" if key == "experiment" else ""
+        close = get_close_matches(typed, read_tables(), 1) if tables and not get_close_matches(typed, names, 1) else []
+        raise ConfigError(key, typed, list_names(names, typed) + tables + hint(close))
 
 
 def _names(key: str, folders: Sequence[Path]) -> list[str]:

@@ -1,31 +1,28 @@
 """Table 1 and figures 1 to 5 of BA-BFL out of finished runs.
 
-    python scripts/ba_bfl.py figure1|...|figure5|table1 [--runs outputs] [--to outputs/report] [--dataset NAME]
+    python scripts/ba_bfl.py figure1|...|figure5|table1 [--runs outputs] [--to outputs/report]
 
-Jamoussi et al., "BA-BFL: Barycentric Aggregation for Bayesian Federated Learning", 2024. Nothing is trained: the table
-ends with the `bfl-run` lines that make what is missing. Figure 1 needs no runs. Figure 2 is the partition of the first
-run found. Figures 3 to 5 show mean and population standard deviation over seeds against the number of Bayesian layers;
-at 0 stands FedAvg, the same for all rules.
+Jamoussi et al., "BA-BFL: Barycentric Aggregation for Bayesian Federated Learning", 2024. Nothing is trained: what is
+missing is named, with the lines that make it. conf/paper/ba_bfl.yaml says which runs are whose. Figure 1 needs no runs.
+Figure 2 is the partition of the first run. Figures 3 to 5 show mean and population standard deviation over seeds
+against the number of Bayesian layers; at 0 stands FedAvg, the same for all rules.
 """
 
-from argparse import Namespace
 from collections.abc import Callable, Mapping
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bfl_bench import records, report
-from bfl_bench.papers import tables
-from bfl_bench.papers.bfl_p import DATASETS, PARTITIONS, draw_toy, is_of_another_paper
-from bfl_bench.papers.tables import Row
-from bfl_bench.report import Config
+from bfl_bench.papers.bfl_p import draw_toy
+from bfl_bench.papers.pages import Maker, Page
+from bfl_bench.papers.rules import compare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RULES = {"AALV": "aalv", "EAA": "eaa", "GAA": "gaa", "RKLB": "rklb", "WB": "wb"}
-RULES_RELEASED = RULES | {"GAA": "gaa_normalised"}
+RULES = ("AALV", "EAA", "GAA", "RKLB", "WB")
 FIGURES = {  # quantity: label, factor
     "figure3": {"ece": ("ECE (%)", 100), "nll": ("NLL", 1)},
     "figure4": {"seconds_per_round": ("seconds per round", 1)},
@@ -33,47 +30,17 @@ FIGURES = {  # quantity: label, factor
 }
 
 
-def row_of(config: Config) -> Row | None:
-    """The row of table 1 that a run belongs to, if any: partition, number of Bayesian layers, rule."""
-    if PARTITIONS.get(config["partition.name"]) != "Non-IID" or config.get("method.weights") != "size":
-        return None
-    if is_of_another_paper(config):
-        return None
-    layers = config.get("model.bayesian_layers")
-    if config["method.name"] == "fedavg":
-        return "Non-IID", "0", "FedAVG"
-    rules = RULES_RELEASED if tables.is_released(config) else RULES
-    rule = {name: rule for rule, name in rules.items()}.get(config["aggregator.name"])
-    return ("Non-IID", str(layers), rule) if config["method.name"] == "fvb" and rule and layers in (1, 2, 3) else None
+def make_table1(page: Page) -> None:
+    compare(page, "BA-BFL", "Nbl", "population_std")
 
 
-def overrides_of(row: Row, released: bool) -> tuple[list[str], str]:
-    _, layers, rule = row
-    method = ["method=fedavg"] if layers == "0" else []
-    rules = RULES_RELEASED if released else RULES
-    return [*method, f"model.bayesian_layers={layers}"], "" if layers == "0" else rules[rule]
-
-
-PAPER = tables.Paper(
-    name="ba_bfl",
-    title="BA-BFL",
-    seeds=(0, 1, 2),
-    spread="population_std",
-    labels=("model.bayesian_layers",),
-    row_of=row_of,
-    overrides_of=overrides_of,
-    datasets=DATASETS,
-)
-
-
-def draw_partition(arguments: Namespace) -> None:
+def draw_partition(page: Page) -> None:
     """Figure 2: how many examples of each class each client has."""
     from matplotlib.figure import Figure
 
-    runs, notes = report.find_runs(arguments.runs, arguments.where, row_of)
-    runs = [run for run in runs if (run.folder / records.PARTITION_COUNTS).exists()]
-    report.need(runs, "BA-BFL's partition", "bfl-run experiment=ba_bfl_released")
-    run = min(runs, key=lambda run: (run.config["dataset.name"], run.config["seed"], str(run.folder)))
+    runs = [run for run in page.runs if (run.folder / records.PARTITION_COUNTS).exists()]
+    report.need(runs, "BA-BFL's partition", "bfl-paper run ba_bfl_figure2")
+    run = runs[0]
     counts = [
         {key: int(row[key] or 0) for key in ("client", "class", "count")}
         for row in records.read_table(run.folder / records.PARTITION_COUNTS)
@@ -89,9 +56,8 @@ def draw_partition(arguments: Namespace) -> None:
     text = f"# BA-BFL, figure 2: {run.config['dataset.name']}, Dirichlet {alpha}, seed {seed}\n\n"
     head = ["class", *(f"client {client}" for client in range(matrix.shape[1]))]
     rows = [[str(class_), *map(str, row)] for class_, row in enumerate(matrix)]
-    text += report.markdown(head, rows) + report.describe_notes(notes)
-    report.write(arguments.to, "ba_bfl_figure2", text, counts)
-    report.save_figure(figure, arguments.to, "ba_bfl_figure2")
+    page.write(text + report.markdown(head, rows), counts)
+    page.save_figure(figure)
 
 
 def draw_lines(axes: "Axes", stats: Mapping[tuple[str, int], report.Stats]) -> None:
@@ -111,65 +77,47 @@ def draw_lines(axes: "Axes", stats: Mapping[tuple[str, int], report.Stats]) -> N
     axes.grid(alpha=0.3)
 
 
-def draw_layers(arguments: Namespace) -> None:
+def draw_layers(page: Page) -> None:
     """A panel per quantity and dataset, a line per rule."""
     from matplotlib.figure import Figure
 
-    runs, notes = report.find_runs(arguments.runs, arguments.where, row_of)
-    settings = tables.find_settings(PAPER, runs, arguments.best_over)
-    if not settings:
-        raise report.ReportError("no finished run of BA-BFL there; `table1` prints the lines that make them")
-    quantities = FIGURES[arguments.command]
-    for setting in settings:
-        datasets = setting.datasets
-        size = (max(5.0, 3.8 * len(datasets)), 0.4 + 3 * len(quantities))
-        figure = Figure(figsize=size, layout="constrained")
-        grid = figure.subplots(len(quantities), len(datasets), squeeze=False, sharex=True)
-        lines: list[dict[str, object]] = []
-        for i, (quantity, (label, factor)) in enumerate(quantities.items()):
-            for j, dataset in enumerate(datasets):
-                stats = {
-                    (row[2], int(row[1])): found
-                    for (name, row), group in setting.cells.items()
-                    if name == dataset and (found := group.stats(quantity, factor))
-                }
-                for (rule, layers), found in sorted(stats.items(), key=lambda item: (item[0][1], item[0][0])):
-                    cell = {"dataset": dataset, "quantity": label, "layers": layers, "rule": rule, "mean": found.mean}
-                    lines.append(cell | {"population_std": found.population_std, "seeds": found.num})
-                draw_lines(grid[i, j], stats)
-                grid[i, j].set(xticks=range(4), ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
-        figure.supxlabel("Bayesian layers (0: FedAvg)")
-        legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
-        handles = {label: handle for legend in legends for handle, label in legend}
-        shown = [label for label in ("FedAvg", *RULES) if label in handles]
-        figure.legend([handles[label] for label in shown], shown, loc="outside right upper", fontsize=8)
-        name = f"ba_bfl_{arguments.command}_{setting.name}"
-        head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
-        rows = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in line.values()] for line in lines]
-        changed = tables.describe_changes(PAPER, setting.cells.values())
-        text = f"# BA-BFL, {arguments.command}: {setting.title}\n{report.describe_choice(arguments.best_over)}{changed}"
-        text += "\n" + report.markdown(head, rows)
-        report.write(arguments.to, name, text + report.describe_notes(notes), lines)
-        report.save_figure(figure, arguments.to, name)
+    quantities = FIGURES[page.table.name]
+    groups = page.groups()
+    datasets = list(dict.fromkeys(page.cell(group).names["dataset"] for group in groups))
+    size = (max(5.0, 3.8 * len(datasets)), 0.4 + 3 * len(quantities))
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(quantities), len(datasets), squeeze=False, sharex=True)
+    lines: list[dict[str, object]] = []
+    for i, (quantity, (label, factor)) in enumerate(quantities.items()):
+        for j, dataset in enumerate(datasets):
+            stats: dict[tuple[str, int], report.Stats] = {}
+            for group in groups:
+                cell = page.cell(group)
+                layers, rule = cell.label.split(" / ")
+                if cell.names["dataset"] == dataset and (found := group.stats(quantity, factor)):
+                    stats[rule, int(layers)] = found
+            for (rule, number), found in sorted(stats.items(), key=lambda item: (item[0][1], item[0][0])):
+                line = {"dataset": dataset, "quantity": label, "layers": number, "rule": rule, "mean": found.mean}
+                lines.append(line | {"population_std": found.population_std, "seeds": found.num})
+            draw_lines(grid[i, j], stats)
+            grid[i, j].set(xticks=range(4), ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
+    figure.supxlabel("Bayesian layers (0: FedAvg)")
+    legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
+    handles = {label: handle for legend in legends for handle, label in legend}
+    shown = [label for label in ("FedAvg", *RULES) if label in handles]
+    figure.legend([handles[label] for label in shown], shown, loc="outside right upper", fontsize=8)
+    head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
+    rows = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in line.values()] for line in lines]
+    text = f"# BA-BFL, {page.table.name}: runs by the released code\n"
+    page.write(text + "\n" + report.markdown(head, rows), lines)
+    page.save_figure(figure)
 
 
-def draw_figure1(arguments: Namespace) -> None:
+def draw_figure1(to: Path) -> None:
     panels = [["EAA", "GAA", "AALV", "RKLB", "WB"], ["PPA's limit (moments)", "CF", "alpha-divergence, 0.5"]]
     title = "BA-BFL, figure 1: N(0, 1) and N(2, 0.25), equal weights"
-    draw_toy(arguments.to, "ba_bfl_figure1", title, panels, (1, 2))
+    draw_toy(to, "ba_bfl_figure1", title, panels, (1, 2))
 
 
-COMMANDS: dict[str, Callable[[Namespace], None]] = {
-    "table1": partial(tables.compare, PAPER, "1"),
-    "figure1": draw_figure1,
-    "figure2": draw_partition,
-    **dict.fromkeys(FIGURES, draw_layers),
-}
-
-
-def main() -> None:
-    report.run_script(__doc__ or "", COMMANDS, ["table1", *FIGURES])
-
-
-if __name__ == "__main__":
-    main()
+MAKERS: dict[str, Maker] = {"table1": make_table1, "figure2": draw_partition, **dict.fromkeys(FIGURES, draw_layers)}
+WITHOUT_RUNS: dict[str, Callable[[Path], None]] = {"figure1": draw_figure1}

@@ -2,85 +2,25 @@
 
     python scripts/bfl_p.py figure1|table1|table2|table3|table4|table4_100|table5 [--runs outputs] [--to outputs/report]
 
-Ozer et al., "How to Combine Variational Bayesian Networks in Federated Learning", 2022. Nothing is trained: a table
-ends with the `bfl-run` lines that make what is missing. Tables 1 and 4 are of 10 clients, 3 and 4_100 of 100. Figure 1
-and table 2 need no runs.
+Ozer et al., "How to Combine Variational Bayesian Networks in Federated Learning", 2022. Nothing is trained: what is
+missing is named, with the lines that make it. conf/paper/bfl_p.yaml says which runs are whose. Tables 1 and 4 are of 10
+clients, 3 and 4_100 of 100. Figure 1 and table 2 need no runs.
 """
 
 import statistics
-from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bfl_bench import records, report
-from bfl_bench.identity import read_config
-from bfl_bench.papers import tables
-from bfl_bench.papers.tables import Row
-from bfl_bench.report import Config, Run
+from bfl_bench.papers.pages import Maker, Page
+from bfl_bench.papers.rules import compare
+from bfl_bench.papers.tables import read_published_rows
+from bfl_bench.report import Run
 
 Floats = NDArray[np.float64]
-
-PARTITIONS = {"iid": "IID", "dirichlet": "Non-IID", "niid_bench": "Non-IID"}
-MODELS = {
-    ("fedavg", "uniform"): "FED",
-    ("fedavg", "size"): "FEDAVG",
-    ("fvb", "uniform"): "FVBA",
-    ("fvb", "size"): "FVBWA",
-}
-RULES = {"EAA": "eaa", "GAA": "gaa", "AALV": "aalv", "PPA": "ppa", "CF": "cf"}
-RULES_RELEASED = {rule: name if rule == "AALV" else f"{name}_released" for rule, name in RULES.items()}
-# The released code pads, crops and flips CIFAR-10; the paper does not say.
-CROPPED = {"dataset.crop_padding": 4, "dataset.crop_fill": "reflect", "dataset.flip": True}
-DATASETS: dict[str, Config] = {"fashion_mnist": {}, "cifar10": CROPPED, "svhn": {}}
-
-
-def is_of_another_paper(config: Config) -> bool:
-    """Other data, one-shot learning, other splits: neither BFL-P's nor BA-BFL's."""
-    other_split = config.get("partition.alpha", 0.5) != 0.5
-    return config["dataset.name"] not in DATASETS or config["rounds"] == 1 or other_split
-
-
-def row_of(num_clients: int, config: Config) -> Row | None:
-    """The row of tables 1, 3 and 4 that a run belongs to, if any."""
-    if config.get("model.bayesian_layers") not in ("auto", "all") or config["num_clients"] != num_clients:
-        return None
-    if is_of_another_paper(config):
-        return None
-    partition = PARTITIONS.get(config["partition.name"])
-    model = MODELS.get((config["method.name"], config.get("method.weights", "")))
-    rules = RULES_RELEASED if tables.is_released(config) else RULES
-    names = {"none": "N/A"} | {name: rule for rule, name in rules.items()}
-    aggregator = names.get(config["aggregator.name"])
-    return (partition, model, aggregator) if partition and model and aggregator else None
-
-
-def overrides_of(row: Row, released: bool) -> tuple[list[str], str]:
-    partition, model, rule = row
-    method, weights = next(key for key, name in MODELS.items() if name == model)
-    overrides = [f"method={method}", f"method.weights={weights}"]
-    if partition == "IID":
-        overrides.append("partition=iid")
-    return overrides, "" if rule == "N/A" else (RULES_RELEASED if released else RULES)[rule]
-
-
-PAPER = tables.Paper(
-    name="bfl_p",
-    title="BFL-P",
-    seeds=(0, 1, 2, 3, 4),
-    spread="standard_error",
-    labels=("method.weights",),
-    row_of=partial(row_of, 10),
-    overrides_of=overrides_of,
-    datasets=DATASETS,
-)
-LARGE = replace(
-    PAPER, row_of=partial(row_of, 100), values={"num_clients": 100, "participation": 0.1, "rounds": 500}
-)  # of 100 clients, a tenth per round
 
 
 def combine_toy() -> dict[str, tuple[float, float]]:
@@ -138,35 +78,32 @@ def draw_toy(to: Path, name: str, title: str, panels: Sequence[Sequence[str]], s
     report.save_figure(figure, to, name)
 
 
-def draw_figure1(arguments: Namespace) -> None:
+def draw_figure1(to: Path) -> None:
     title = "BFL-P, figure 1: N(0, 1) and N(2, 0.25), BA-BFL's, as BFL-P does not give its own; equal weights"
-    draw_toy(arguments.to, "bfl_p_figure1", title, [[rule] for rule in combine_toy()], (2, 4))
+    draw_toy(to, "bfl_p_figure1", title, [[rule] for rule in combine_toy()], (2, 4))
 
 
-def make_table5(arguments: Namespace) -> None:
-    """The number of processes does not change a result, so it is no part of what tells runs apart elsewhere."""
-    published = LARGE.published("5")
-    found: dict[tuple[str, str, int], tuple[float, Run]] = {}
-    folders = {file.parent for path in arguments.runs for file in path.rglob(records.CONFIG)}
-    for folder in sorted(folders):
-        runs, _ = report.find_runs([folder], arguments.where, partial(row_of, 100))
-        for run in runs:
-            _, model, rule = row_of(100, run.config) or ("", "", "")
-            engine = (read_config(folder) or {})["engine"]
-            found[model, rule, engine.get("workers", 1)] = (seconds_per_round(run), run)
-    line = "bfl-run -m experiment=bfl_p_table5"
-    report.need(found, "table 5", line)
+def make_table(page: Page) -> None:
+    compare(page, "BFL-P", "Model", "standard_error")
+
+
+def make_table5(page: Page) -> None:
+    """By the clock, as clients' seconds overlap."""
+    published = {} if page.scale == "smoke" else read_published_rows("bfl_p", "5")
+    found: dict[tuple[str, str, int], float] = {}
+    for cell, run in page.entries:
+        model, rule = cell.label.split(" / ", 1)
+        found[model, rule, int(cell.names["engine.workers"])] = seconds_per_round(run)
     cells: list[dict[str, object]] = []
-    for (model, rule, workers), (seconds, run) in sorted(found.items()):
+    for (model, rule, workers), seconds in sorted(found.items()):
         metric = f"seconds_per_round, {workers} processes"
         theirs, _ = published.get(("cifar10", ("IID", model, rule), metric), (None, None))
         alone = found.get((model, rule, 1))
-        cell = {"model": model, "rule": rule, "processes": workers, "seconds per round": seconds, "paper": theirs}
-        cell |= {"of one process": seconds / alone[0] if alone else None}
-        cells.append(cell | {"dataset": run.config["dataset.name"], "E": run.config["local.epochs"]})
+        row = {"model": model, "rule": rule, "processes": workers, "seconds per round": seconds, "paper": theirs}
+        cells.append(row | {"of one process": seconds / alone if alone else None})
     text = "# BFL-P, table 5: seconds per round by number of processes\n\n" + report.cells_as_markdown(cells)
     text += "\nThe paper's seconds are of another machine, on a GPU; what compares is the share of one process.\n"
-    report.write(arguments.to, "bfl_p_table5", text + f"\nMore: `{line}`\n", cells)
+    page.write(text, cells)
 
 
 def seconds_per_round(run: Run) -> float:
@@ -175,7 +112,7 @@ def seconds_per_round(run: Run) -> float:
     return statistics.fmean(float(row["wall_seconds"] or 0) for row in rows[:-1] or rows)
 
 
-def make_table2(arguments: Namespace) -> None:
+def make_table2(to: Path) -> None:
     """The datasets as the paper lists them."""
     from bfl_bench.data.images import SHAPES
 
@@ -185,23 +122,11 @@ def make_table2(arguments: Namespace) -> None:
         channels, side = SHAPES[name]
         cells.append({"dataset": name, "image": f"{channels} x {side} x {side}", "train": train, "test": test})
     text = "# BFL-P, table 2: datasets, as in the paper\n\n" + report.cells_as_markdown(cells)
-    report.write(arguments.to, "bfl_p_table2", text, cells)
+    report.write(to, "bfl_p_table2", text, cells)
 
 
-COMMANDS: dict[str, Callable[[Namespace], None]] = {
-    "figure1": draw_figure1,
-    "table1": partial(tables.compare, PAPER, "1"),
-    "table2": make_table2,
-    "table3": partial(tables.compare, LARGE, "3"),
-    "table4": partial(tables.compare, PAPER, "4"),
-    "table4_100": partial(tables.compare, LARGE, "4_100"),
+MAKERS: dict[str, Maker] = {
+    **dict.fromkeys(("table1", "table3", "table4", "table4_100"), make_table),
     "table5": make_table5,
 }
-
-
-def main() -> None:
-    report.run_script(__doc__ or "", COMMANDS, ["table1", "table3", "table4", "table4_100"])
-
-
-if __name__ == "__main__":
-    main()
+WITHOUT_RUNS: dict[str, Callable[[Path], None]] = {"figure1": draw_figure1, "table2": make_table2}
