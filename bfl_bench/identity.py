@@ -184,7 +184,7 @@ def _added_to(node: Mapping[str, Any], place: str) -> dict[str, Any]:
     for key, neutral in ADDED.items():
         section, dot, last = key.rpartition(".")
         if section + dot == place or (dot and section == _shorten(node.get("_target_"))):
-            found[last] = neutral
+            found[last] = _normalise(neutral)
     return found
 
 

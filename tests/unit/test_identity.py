@@ -1,6 +1,7 @@
 """What a run is: names that outlive moved modules, added and renamed keys, and paths; that tell all else apart."""
 
 import copy
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -468,3 +469,13 @@ def test_of_old_configs_the_name_of_the_earlier_run_counts() -> None:
     one, other = ({**CONFIG, "given": {"start": path, "posterior": None}} for path in ("/here/run_1a", "run_1a"))
     assert identity(one) == identity(other) != identity(CONFIG)
     assert identity(one)["start_from"] == "run_1a"
+
+
+def test_a_stored_config_without_an_added_key_reads_as_one_with_it() -> None:
+    """To the letter: reports group runs by this text, and 0 is not written as 0.0."""
+    config = resolve("model=lenet", "dataset=fashion_mnist", "method=fedavg")
+    older = copy.deepcopy(config)
+    del older["model"]["dropout"]
+    del older["eval"]["ood"]
+    del older["local"]["optimizer"]
+    assert json.dumps(complete(older), sort_keys=True) == json.dumps(complete(config), sort_keys=True)
