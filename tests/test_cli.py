@@ -155,10 +155,11 @@ def test_unwritable_place_is_one_sentence(bfl_run: BflRun, tmp_path: Path) -> No
 def test_own_dataset_model_and_method_without_touching_the_package(bfl_run: BflRun, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(
         """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import torch
 from torch import nn
 from bfl_bench.data.dataset import Dataset, Split
+from bfl_bench.likelihood import Categorical
 from bfl_bench.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Half(FedAvg):
     factor: float
     def client_update(self, task, broadcast, memory, client, rng):
         update = super().client_update(task, broadcast, memory, client, rng)
-        return type(update)({"params": update.message["params"] * self.factor}, update.local, None, update.metrics)
+        return replace(update, message={"params": update.message["params"] * self.factor})
 """
     )
     for group, text in {
