@@ -13,7 +13,7 @@ from bfl_bench.commands import paper
 from bfl_bench.commands.cells import compose_cells, expand_table, sweep_points
 from bfl_bench.commands.words import CommandLine
 from bfl_bench.errors import ConfigError
-from bfl_bench.identity import folder_name
+from bfl_bench.identity import STAND_IN_PREFIX, folder_name
 from bfl_bench.papers.pages import add_last_row
 from bfl_bench.papers.spec import Cell, find_table, list_cells, override, read_paper, read_tables, split_names
 from bfl_bench.records import config_folder
@@ -30,8 +30,10 @@ CHANGED_ON_TWO_CORES = {*CHANGED, "fola_figure3"}
 
 
 def name_cells(cells: list[Cell]) -> list[str]:
+    """Without the word that runs on stand-in data have before their names since."""
     return [
-        one.name + (f" workers {workers}" if (workers := one.cell.values.get("engine.workers")) else "")
+        one.name.removeprefix(STAND_IN_PREFIX)
+        + (f" workers {workers}" if (workers := one.cell.values.get("engine.workers")) else "")
         for one in compose_cells(cells)
     ]
 
