@@ -38,7 +38,16 @@ def name_cells(cells: list[Cell]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in STORED))
+FEW = ("fola_table2", "fola_figure8", "fedlpa_figure5", "bfl_p_table5", "virtual_figure4", "ba_bfl_table1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
+        for name in dict.fromkeys(name for name, _, _ in STORED)
+    ],
+)
 def test_cells_on_two_cores_are_what_they_were(name: str) -> None:
     cells = list_cells(read_tables()[name], "cpu")
     before = {rest for table, scale, rest in STORED if (table, scale) == (name, "cpu")}
@@ -177,7 +186,13 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "overrides"), ODD)
+QUICK = ("fola_table2", "virtual_table2", "fola_figure9")  # tables with few cells to compose
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [odd if odd[0] in QUICK else pytest.param(*odd, marks=pytest.mark.slow) for odd in ODD],
+)
 def test_a_run_that_is_no_cells_is_in_no_table_but_near(
     name: str, overrides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +287,7 @@ def test_dense_with_a_tenth_of_its_epochs_says_so(tmp_path: Path, capsys: pytest
     assert "| FMNIST, beta=0.5, E=10 | FedLPA by the text: lr 0.001, conjugate gradients | 50.90 +- 11.35 | - |" in out
 
 
+@pytest.mark.slow
 def test_every_shipped_run_is_a_cells() -> None:
     """So that nothing is shipped that no table shows."""
     shipped = {folder.name for folder in REFERENCE.glob("*/*") if folder.is_dir()}
