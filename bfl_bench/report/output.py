@@ -5,7 +5,7 @@ import csv
 import io
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,6 @@ def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Names
     parser.add_argument(
         "--where", nargs="+", default=[], metavar="KEY=VALUE", help="only runs with these config values"
     )
-    parser.add_argument(
-        "--best-over",
-        nargs="+",
-        default=[],
-        metavar="KEY",
-        help="of runs that differ in these config keys alone, the ones with the best mean over seeds",
-    )
     arguments = parser.parse_args()
     arguments.where = parse_where(arguments.where)
     if arguments.dataset:
@@ -60,20 +53,10 @@ def parse_where(items: Iterable[str]) -> dict[str, object]:
     return found
 
 
-def run_script(
-    description: str, commands: Mapping[str, Callable[[argparse.Namespace], None]], choosing: Collection[str] = ()
-) -> None:
-    """The main function of a script: what the user asks for, or one sentence why it cannot be.
-
-    `choosing` are the commands that heed --best-over.
-    """
+def run_script(description: str, commands: Mapping[str, Callable[[argparse.Namespace], None]]) -> None:
+    """Do what the user asks of a script, or say in one sentence why it cannot be done."""
     try:
         arguments = parse_arguments(description, commands)
-        if arguments.best_over and arguments.command not in choosing:
-            allowed = (
-                f"allowed with {', '.join(choosing)}" if choosing else "no command of this script has such a choice"
-            )
-            raise ReportError(f"--best-over: {arguments.command} does not take it; {allowed}")
         commands[arguments.command](arguments)
     except (BflError, OSError) as error:
         sys.exit(str(error))
