@@ -32,7 +32,7 @@ def describe_environment(device: torch.device, threads: int, config: Mapping[str
 
 def _commit() -> str | None:
     """The commit of the checkout, marked where files differ from it; None for an installed wheel."""
-    folder = Path(__file__).parent.parent
+    folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
     try:

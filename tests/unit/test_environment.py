@@ -1,11 +1,15 @@
-"""What environment.json says of a user's own code."""
+"""What environment.json says of the code."""
 
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from bfl_bench.run.environment import digest_own_code, join_code
+import bfl_bench
+from bfl_bench.run import environment
+from bfl_bench.run.environment import describe_environment, digest_own_code, join_code
 
 
 @pytest.fixture
@@ -74,3 +78,24 @@ def test_a_continued_run_keeps_the_code_that_it_had() -> None:
     assert joined == {**second, "earlier_code": [first]}
     assert join_code(second, joined) == joined
     assert join_code(first, joined) == {**first, "earlier_code": [second]}
+
+
+def test_the_commit_of_the_checkout_is_found_and_changes_mark_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path(environment.__file__).relative_to(Path(bfl_bench.__file__).parents[1])
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / place))
+
+    def commit() -> str | None:
+        found: str | None = describe_environment(torch.device("cpu"), 1, {})["commit"]
+        return found
+
+    assert commit() is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    (tmp_path / "file").write_text("one")
+    for command in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert commit() == head
+    (tmp_path / "file").write_text("two")
+    assert commit() == f"{head}-dirty"
