@@ -92,6 +92,7 @@ def make_experiment(
         settings=EvalSettings(
             every=work.rounds,
             local_every=work.rounds + 1,
+            scored="test",
             batch_size=1000,
             draws=1,
             local_draws=1,

@@ -37,6 +37,7 @@ ADDED: dict[str, Any] = {
     "partition.validation": 0,
     "eval.uncertainty": False,
     "eval.ood": {},
+    "eval.scored": "test",
     "mlp.dropout": 0.0,
     "lenet.dropout": 0.0,
     "cnn.dropout": 0.0,

@@ -5,9 +5,11 @@ that does not compose; this one reports such a point, runs the rest with whateve
 With the default launcher points run one after the other, each announced with an estimate of the time left.
 """
 
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -24,10 +26,12 @@ class BflSweeper(BasicSweeper):
         table: str | None = None,
         scale: str = "paper",
         names: dict[str, str] | None = None,
+        points: str | None = None,
         limit: int | None = None,
     ) -> None:
         super().__init__(max_batch_size, params)
         self.table, self.scale, self.names = table, scale, names or {}
+        self.points = points
         self.limit = limit
 
     def sweep(self, arguments: list[str]) -> Any:
@@ -52,6 +56,8 @@ class BflSweeper(BasicSweeper):
         points = [list(point) for batch in self.split_arguments(overrides, None) for point in batch]
         if self.table is not None:
             points = sweep_points(self.table, self.scale, self.names, points)
+        if self.points is not None:
+            points = [json.loads(line) for line in Path(self.points).read_text().splitlines()]
         if self.limit is not None and self.limit < len(points):
             print(f"{self.limit} of the {len(points)} points of the sweep")
             points = spread(points, self.limit)

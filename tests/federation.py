@@ -43,6 +43,7 @@ def make_eval(**changes: Any) -> EvalSettings:
         "batch_size": 8,
         "draws": 1,
         "local_draws": 1,
+        "scored": "test",
         "ece_bins": 5,
         "nll_epsilon": 0.0,
         "uncertainty": False,

@@ -18,6 +18,7 @@ LAYERS = [  # from the bottom
     {"run", "report"},
     {"build"},
     {"papers"},
+    {"suite"},
     {"commands"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

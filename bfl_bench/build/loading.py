@@ -53,7 +53,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         task=task,
         method=plan.method,
         train=dataset.train,
-        sets=_evaluation_sets(dataset, partition, own_test) | _foreign_sets(plan, dataset, data_dir),
+        sets=_evaluation_sets(plan, dataset, partition, own_test) | _foreign_sets(plan, dataset, data_dir),
         augment=dataset.augment,
         client_indices=tuple(map(torch.from_numpy, partition.indices)),
         settings=plan.eval,
@@ -132,7 +132,10 @@ def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
             raise ConfigError("model", plan.model_name, error.needed) from None
 
 
-def _evaluation_sets(dataset: Dataset, partition: Partition, own_test: list[Ints] | None) -> dict[str, EvaluationSet]:
+def _evaluation_sets(
+    plan: Plan, dataset: Dataset, partition: Partition, own_test: list[Ints] | None
+) -> dict[str, EvaluationSet]:
+    """Make the test set and, where examples are held out, the validation set, or that one in the place of the other."""
     own = None if own_test is None else tuple(map(torch.from_numpy, own_test))
     sets = {TEST: EvaluationSet(dataset.test, own)}
     if partition.validation is not None:
@@ -142,6 +145,10 @@ def _evaluation_sets(dataset: Dataset, partition: Partition, own_test: list[Ints
         whose = tuple(torch.arange(end - len(part), end) for end, part in zip(ends, partition.validation, strict=True))
         split = Split(x if dataset.normalise is None else dataset.normalise(x), dataset.train.y[indices])
         sets[VALIDATION] = EvaluationSet(split, whose)
+    if plan.eval.scored == VALIDATION:
+        if VALIDATION not in sets or not len(sets[VALIDATION].split):
+            raise ConfigError("eval.scored", VALIDATION, "test; no example is held out, see partition.validation")
+        return {TEST: EvaluationSet(sets[VALIDATION].split, own and sets[VALIDATION].own)}
     return sets
 
 

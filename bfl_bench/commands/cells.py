@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfl_bench.commands.config_files import find_file
-from bfl_bench.commands.resolving import resolve
+from bfl_bench.commands.resolving import FILLED_IN, resolve
 from bfl_bench.commands.words import CommandLine
 from bfl_bench.errors import ConfigError
 from bfl_bench.groups import GROUPS
@@ -45,6 +45,7 @@ def compose_cells(cells: Iterable[Cell]) -> list[Composed]:
     done: dict[int, Composed] = {}
     chosen: dict[tuple[str, ...], dict[str, Any]] = {}
     cells = list(cells)
+    composed = (*GROUPS, *(f"eval.{key}" for key in FILLED_IN))
     inside = GlobalHydra().is_initialized()  # of a sweep
     with contextlib.nullcontext() if inside else initialize_config_dir(str(config_folder()), version_base="1.3"):
 
@@ -53,13 +54,13 @@ def compose_cells(cells: Iterable[Cell]) -> list[Composed]:
                 return done[id(cell)]
             # a value that refers to other keys is Hydra's to read, together with all others
             whole = bool(cell.words) or any("${" in str(value) for value in cell.values.values())
-            words = cell.overrides() if whole else [override(k, v) for k, v in cell.values.items() if k in GROUPS]
+            words = cell.overrides() if whole else [override(k, v) for k, v in cell.values.items() if k in composed]
             if tuple(words) not in chosen:
                 chosen[tuple(words)] = resolve(compose("config", words))
             config = copy.deepcopy(chosen[tuple(words)])
             if not whole:
                 for key, value in cell.values.items():
-                    if key not in GROUPS:
+                    if key not in composed:
                         _set(config, key, value)
             for key, other in cell.starts.items():
                 config[key] = f"{config['out']}/{add(other).name}"

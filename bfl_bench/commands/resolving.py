@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+FILLED_IN = {"also_aggregate": "aggregator", "ood": "dataset"}
+"""Keys of `eval` that list options of a group."""
+
+
 @functools.cache  # a sweep says it once
 def tell(sentence: str) -> None:
     print(f"bfl-run: {sentence}", file=sys.stderr)
@@ -28,7 +32,7 @@ def resolve(config: "DictConfig") -> dict[str, Any]:
     if "inputs" in resolved:
         raise ConfigError("inputs", resolved["inputs"], "no such key in a config; a run adds it")
     if isinstance(resolved["eval"], dict):
-        for key, group in (("also_aggregate", "aggregator"), ("ood", "dataset")):
+        for key, group in FILLED_IN.items():
             resolved["eval"][key] = _fill_in(f"eval.{key}", resolved["eval"].get(key), group)
     if inputs := describe_inputs(resolved):
         resolved["inputs"] = inputs

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class EvalSettings:
 
     every: Annotated[int, AtLeast(1)]
     local_every: Annotated[int, AtLeast(0)]
+    scored: Literal["test", "validation"]
     batch_size: Annotated[int, AtLeast(1)]
     draws: Annotated[int, AtLeast(1)]
     local_draws: Annotated[int, AtLeast(1)]

@@ -51,10 +51,10 @@ def make_page(
     num_runs = sum(len(group.runs) for group in groups)
     parts = {
         "summary": f"Finished runs: {num_runs}. Groups of runs that differ in the seed alone: {len(groups)}.",
-        "table": _table(rows, metrics, spread),
+        "table": make_table(rows, metrics, spread),
         "caption": "".join(f"<p>{escape(sentence)}</p>\n" for sentence in caption),
         "notes": "".join(f"<li>{escape(note)}</li>" for note in notes),
-        "definitions": "".join(map(_define, defined)),
+        "definitions": "".join(map(define, defined)),
         "shared": "".join(f"<dt>{escape(key)}</dt><dd>{escape(_text(value))}</dd>" for key, value in shared.items()),
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "css": (TEMPLATES / "page.css").read_text(),
@@ -63,7 +63,8 @@ def make_page(
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], (TEMPLATES / "page.html").read_text())
 
 
-def _define(name: str) -> str:
+def define(name: str) -> str:
+    """Write a metric's label, name and definition as items of a list of definitions."""
     known = columns.find(name) is not None
     label = f"{escape(columns.heading(name))} " if known else ""
     term = f'<dt data-name="{escape(name)}">{label}<code>{escape(name)}</code></dt>'
@@ -74,7 +75,8 @@ def _text(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> str:
+def make_table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> str:
+    """Write the head and body of a table whose columns a script can sort by the values that cells carry."""
     keys = list(rows[0].label)
 
     def head(name: str, kind: str, title: str = "") -> str:

@@ -57,7 +57,9 @@ def run(experiment: Experiment, folder: Path, observers: Sequence[Observer] = ()
     begun: list[Observer] = []
 
     def end(status: str, reason: str | None) -> dict[str, Any]:
-        summary = write_summary(folder, status, reason, experiment.rounds, experiment.partition_info)
+        summary = write_summary(
+            folder, status, reason, experiment.rounds, experiment.partition_info, experiment.worker.settings.scored
+        )
         for observer in begun:
             observer.end(summary)
         return summary

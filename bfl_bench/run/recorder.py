@@ -143,12 +143,12 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def write_summary(
-    folder: Path, status: str, reason: str | None, rounds: int, partition_info: Mapping[str, Any]
+    folder: Path, status: str, reason: str | None, rounds: int, partition_info: Mapping[str, Any], scored: str = TEST
 ) -> dict[str, Any]:
-    """Write summary.json, from what metrics.csv says."""
+    """Write summary.json, from what metrics.csv says; `scored` is the set that its columns are of."""
     path = folder / records.METRICS
     rows = records.read_table(path) if path.exists() else []
-    best, best_by = _choose_best(rows)
+    best, best_by = _choose_best(rows, scored)
     summary = {
         "status": status,
         "reason": reason,
@@ -166,14 +166,14 @@ def write_summary(
     return summary
 
 
-def _choose_best(rows: Sequence[Row]) -> tuple[Row | None, dict[str, str]]:
-    """Choose the best row by the NLL of the validation set, without one by the accuracy on the test set itself."""
+def _choose_best(rows: Sequence[Row], scored: str) -> tuple[Row | None, dict[str, str]]:
+    """Choose the best row by the NLL of the validation set, without one by the accuracy on the set itself."""
     column = f"{VALIDATION}_nll"
     validated = [row for row in rows if row.get(column) is not None]
     if validated:
         return min(validated, key=lambda row: (row[column], row["round"])), {"set": VALIDATION, "column": column}
     best = max(rows, key=lambda row: (row.get("ga") or 0.0, -(row["round"] or 0.0)), default=None)
-    return best, {"set": TEST, "column": "ga"}
+    return best, {"set": scored, "column": "ga"}
 
 
 def worst_tenth(accuracies: Sequence[float]) -> float:

@@ -1,5 +1,6 @@
 """Examples held out for validation: which, how they are saved, scored and used to choose the best round."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from bfl_bench import records
+from bfl_bench.data.dataset import Dataset, Split
+from bfl_bench.data.digits import Digits
 from bfl_bench.data.partition import File, Iid, Partition, hold_out
 from bfl_bench.engines.worker import TEST, VALIDATION
 from bfl_bench.errors import ConfigError
@@ -128,3 +131,46 @@ def test_the_best_round_is_chosen_on_validation_and_says_so(tmp_path: Path) -> N
 def test_a_share_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"partition\.validation: got 1\.5, allowed: a number from 0 to 0\.9"):
         experiment(*SMALL, "partition.validation=1.5")
+
+
+def test_a_run_on_validation_scores_these_examples_in_the_place_of_the_test_set(tmp_path: Path) -> None:
+    options = [*SMALL, "method=fedavg", "rounds=2", "partition.validation=0.25"]
+    folders = [tmp_path / name for name in ("test", "validation")]
+    for folder, on in zip(folders, ("test", "validation"), strict=True):
+        folder.mkdir()
+        run_in(folder, *options, f"eval.scored={on}")
+    both, only = (records.read_table(folder / records.METRICS) for folder in folders)
+    for name in ("ga", "nll", "ece", "brier"):
+        assert [row[name] for row in only] == [row[f"validation_{name}"] for row in both]
+        assert [row[name] for row in only] != [row[name] for row in both]
+    assert not [name for name in only[0] if name.startswith("validation_")]
+    summary = records.read_json(folders[1] / records.SUMMARY)
+    assert summary is not None
+    assert summary["best_by"] == {"set": "validation", "column": "ga"}
+
+
+def test_a_run_on_validation_has_no_test_example_and_never_depends_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*SMALL, "method=fedavg", "rounds=1", "partition.validation=0.25", "eval.scored=validation"]
+    plain, scrambled = tmp_path / "plain", tmp_path / "scrambled"
+    for folder in (plain, scrambled):
+        folder.mkdir()
+    text = run_in(plain, *options)
+    test = experiment(*SMALL).worker.sets[TEST].split
+    worker = experiment(*options).worker
+    held = {tuple(row) for set_ in worker.sets.values() for row in set_.split.x.flatten(1).tolist()}
+    assert not held & {tuple(row) for row in test.x.flatten(1).tolist()}
+    load = Digits.load
+
+    def load_other(self: Digits, data_dir: Path) -> Dataset:
+        dataset = load(self, data_dir)
+        return replace(dataset, test=Split(torch.rand_like(dataset.test.x), dataset.test.y.flip(0)))
+
+    monkeypatch.setattr(Digits, "load", load_other)
+    assert run_in(scrambled, *options) == text
+
+
+def test_a_run_on_validation_needs_validation_examples() -> None:
+    with pytest.raises(ConfigError, match=r"eval\.scored: got 'validation', allowed: test; no example is held out"):
+        experiment(*SMALL, "eval.scored=validation")
