@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -271,16 +272,7 @@ def test_a_suite_from_its_search_to_its_page(here: Path, capsys: pytest.CaptureF
     assert "runs are not what the results say" in capsys.readouterr().err
 
 
-METHOD = """
-from dataclasses import dataclass
-
-from bfl_bench.methods.fedavg import FedAvg
-
-
-@dataclass(frozen=True)
-class Mine(FedAvg):
-    strength: float
-"""
+DOCUMENT = (Path(__file__).parent.parent / "docs/suite.md").read_text()
 
 
 @pytest.mark.slow
@@ -291,11 +283,12 @@ def test_a_strangers_method_stands_in_the_table_after_one_command(
     for name in ("tune", "run"):
         assert command.main([name, "tiny.yaml"]) == 0
     before = (here / "outputs/suite/tiny/results.csv").read_text().splitlines()
-    (here / "strangers.py").write_text(METHOD)
+    code, values = re.findall(r"```(?:python|yaml)\n(.*?)```", DOCUMENT, re.DOTALL)
+    (here / "mine.py").write_text(code)
     (here / "conf/method").mkdir(parents=True)
-    (here / "conf/method/mine.yaml").write_text("_target_: strangers.Mine\nname: mine\nweights: size\nstrength: 1.0\n")
-    words = ["add", "tiny.yaml", "mine", "--config-dir", "conf", "--search", "method.strength=0.1:10"]
-    assert command.main(words) == 0
+    (here / "conf/method/mine.yaml").write_text(values)
+    (line,) = re.findall(r"^    bfl-suite (add .*)$", DOCUMENT, re.MULTILINE)
+    assert command.main(line.replace("add small", "add tiny.yaml").split()) == 0
     assert "| mine " in capsys.readouterr().out
     results = read_results([here / "outputs/suite/tiny"])
     assert len([one for one in results if one.method == "mine"]) == 2 * 2
