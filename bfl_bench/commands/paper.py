@@ -14,18 +14,23 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bfl_bench import report
 from bfl_bench.commands import run
 from bfl_bench.commands.cells import Composed, compose_cells
+from bfl_bench.commands.config_files import find_file
 from bfl_bench.errors import BflError, ConfigError
+from bfl_bench.groups import PARTS
 from bfl_bench.identity import RUNS, complete, folder_name, meaning, read_config
 from bfl_bench.papers.pages import Maker, Page, find_near, key_of, place
 from bfl_bench.papers.spec import Cell, Table, describe_scale, find_table, list_cells, read_tables, setting_of
+from bfl_bench.records import config_folder
 from bfl_bench.report import Config, ReportError, Run, flatten
 
 PAPERS = ("fola", "virtual", "ba_bfl", "fedlpa", "bfl_p")
@@ -159,10 +164,24 @@ def possible(cells: Sequence[Cell], configs: Sequence[Config]) -> list[Cell]:
         for key, value in config.items():
             seen.setdefault(key, set()).add(json.dumps(value))
 
-    def fits(key: str, value: Any) -> bool:
-        return key not in seen or "${" in str(value) or json.dumps(meaning({key: value})[key]) in seen[key]
+    @cache
+    def fits(key: str, text: str) -> bool:
+        value = json.loads(text)
+        if key in PARTS and (name := _name_in(key, value)) is not None:
+            return json.dumps(name) in seen.get(f"{key}.name", ())
+        return key not in seen or "${" in text or json.dumps(meaning({key: value})[key]) in seen[key]
 
-    return [cell for cell in cells if all(fits(key, value) for key, value in cell.values.items() if key not in RUNS)]
+    def fit(cell: Cell) -> bool:
+        return all(fits(key, json.dumps(value)) for key, value in cell.values.items() if key not in RUNS)
+
+    return [cell for cell in cells if fit(cell)]
+
+
+def _name_in(group: str, option: str) -> str | None:
+    """Read the name that an option's file gives, and so any config with it; None where it has one from elsewhere."""
+    path = find_file(f"{group}/{option}", [config_folder()])
+    found: str | None = None if path is None else yaml.safe_load(path.read_text()).get("name")
+    return found
 
 
 def composed_keys(composed: Sequence[Composed]) -> list[tuple[Cell, str]]:
