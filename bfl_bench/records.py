@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from filelock import FileLock, Timeout
@@ -69,10 +69,29 @@ STAND_IN = "stand-in"
 Cell = int | float | None
 
 
+class Place(Protocol):
+    """A folder of a run or a file in it, to be read: a path, or its like in an archive."""
+
+    @property
+    def name(self) -> str: ...
+    def __truediv__(self, name: str, /) -> "Place": ...
+    def exists(self) -> bool: ...
+    def read_text(self) -> str: ...
+
+
 def config_folder() -> Path:
-    """conf/ lies inside the package in a wheel, and beside it in a checkout."""
+    return _shipped("conf")
+
+
+def reference_folder() -> Path:
+    """Find the archives of runs that are shipped."""
+    return _shipped("reference")
+
+
+def _shipped(name: str) -> Path:
+    """Find a folder that lies inside the package in a wheel, and beside it in a checkout."""
     package = Path(__file__).parent
-    return next(path for path in (package / "conf", package.parent / "conf") if path.is_dir())
+    return next(path for path in (package / name, package.parent / name) if path.is_dir())
 
 
 def write_text(path: Path, text: str) -> None:
@@ -90,12 +109,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps({"schema_version": version, **content}, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The content, or None where the file does not exist."""
+def read_json(path: Place) -> dict[str, Any] | None:
+    """The content, or None where the file does not exist; what is no JSON object raises RunError."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: Any = json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError, IsADirectoryError) as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is damaged: it holds no JSON object")
     newest = VERSIONS.get(path.name, SCHEMA_VERSION)
     if content.get("schema_version") not in range(1, newest + 1):
         raise RunError(
@@ -187,9 +210,12 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
-def read_table(path: Path) -> list[dict[str, Cell]]:
-    with path.open(newline="") as file:
-        return [{key: parse_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+def read_table(path: Place) -> list[dict[str, Cell]]:
+    try:
+        lines = csv.DictReader(path.read_text().splitlines())
+        return [{key: parse_cell(cell) for key, cell in row.items()} for row in lines]
+    except (ValueError, TypeError, AttributeError, csv.Error) as error:  # a row too short has None, too long a list
+        raise RunError(f"{path} is damaged: {error}") from None
 
 
 def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:

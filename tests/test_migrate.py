@@ -11,7 +11,7 @@ from bfl_bench import records
 from bfl_bench.build import load, plan
 from bfl_bench.commands.migrate import main
 from bfl_bench.identity import RUNS, finished_summary, folder_name, read_config
-from bfl_bench.report.runs import by_name, find_runs
+from bfl_bench.report.runs import by_name, find_folders, find_runs
 from tests.composing import SMALL, resolve, write_run
 
 REFERENCE = Path(__file__).parent.parent / "reference"
@@ -171,11 +171,13 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_reference_runs_have_the_names_of_today() -> None:
     """And those that they build on, in FOLA's figure 12 and FedLPA's figure 2, are there by these names."""
-    configs = {path.parent: read_config(path.parent) for path in REFERENCE.rglob(records.CONFIG)}
-    assert len(configs) >= 261
-    names = {folder.name for folder in configs}
+    folders, notes = find_folders([REFERENCE])
+    assert notes == []
+    assert len(folders) >= 261
+    names = {folder.name for folder in folders}
     num_inputs = 0
-    for folder, config in configs.items():
+    for folder in folders:
+        config = read_config(folder)
         assert config is not None
         assert folder_name(config) == folder.name
         inputs = config.get("inputs", {})

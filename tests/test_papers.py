@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.identity import STAND_IN_PREFIX, folder_name
 from bfl_bench.papers.pages import add_last_row
 from bfl_bench.papers.spec import Cell, find_table, list_cells, override, read_paper, read_tables, split_names
-from bfl_bench.records import config_folder
+from bfl_bench.records import CONFIG, METRICS, SUMMARY, config_folder, reference_folder
+from bfl_bench.report.archive import SUFFIX, list_archived
 from tests.composing import call_script, resolve, write_run
 
-REFERENCE = Path(__file__).parent.parent / "reference"
+FOLA_TABLE2 = reference_folder() / "fola_table2.tar.xz"
 STORED = [line.split(" ", 2) for line in (Path(__file__).parent / "identities.txt").read_text().splitlines()]
 """The names that cells had before papers were files: of cpu all, of the other scales a number and a digest."""
 
@@ -252,35 +252,8 @@ def test_the_row_below_a_table_is_in_every_table_of_a_text() -> None:
     assert add_last_row("| a |\n", "") == "| a |\n"
 
 
-SHIPPED = {
-    "fola_table2 cpu": "| Ours | 1 | 26.42 +- 2.46 | 25.93 +- 2.61 | 11.72 +- 1.10 | 2.0 | never | never | 3 |",
-    "fola_figure3 cpu": "| 0.01 | 10 | 0.1 | 5 | 32 |",
-    "fola_figure10 paper": "| 10 | full, online | 91.790 | 0.450 | 90.090 |",
-    "fola_figure11 paper": "| full, online | 10 | 90.690 | 91.800 | 87.130 | 1.000 |",
-    "fola_figure12 cpu": "| LF | 1 | full | 20 | 0.023 | 90.910 |",
-    "fedlpa_table5 cpu": "| FMNIST, beta=0.5, E=10 | FedAvg | 43.79 +- 6.10 | 54.67 | -10.88 (!) | 3 |",
-    "fedlpa_figure2 cpu": "| FedLPA once, then FedAvg | 61.36 | 95.06 | 5 |",
-    "virtual_table2 cpu": "| FEMNIST, mlp | S | Virtual | 92.9 | 90.9 | +2.0 | 1 | 2 |",
-    "virtual_table3 cpu": "| 0 % | Virtual | MT |",
-    "virtual_figure2 cpu": "| 1e-06 |",
-    "virtual_figure5 cpu": "| VSN, mlp | Virtual |",
-    "ba_bfl_table1 cpu": "| Non-IID | 0 | FedAVG |",
-    "ba_bfl_figure3 cpu": "| fashion_mnist | ECE (%) | 0 | FedAVG |",
-    "bfl_p_table1 cpu": "| Non-IID | FVBWA | EAA |",
-    "bfl_p_table4 cpu": "| Non-IID | FVBWA | CF |",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_tables_are_rebuilt(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table, scale = name.split()
-    assert show(table, f"scale={scale}", runs=REFERENCE, to=tmp_path) == 0
-    assert SHIPPED[name] in " ".join(capsys.readouterr().out.split())
-
-
 def test_dense_with_a_tenth_of_its_epochs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show("fedlpa_table5", "scale=cpu", runs=REFERENCE / "fedlpa_table5", to=tmp_path) == 0
+    assert show("fedlpa_table5", "scale=cpu", runs=reference_folder() / "fedlpa_table5", to=tmp_path) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert '| DENSE | 54.94 | 54.30 | +0.64 | 1 | method "dense", method.epochs 20 |' in out
     assert "| FMNIST, beta=0.5, E=10 | FedLPA: lr 0.01, closed form (EA) | 62.85 +- 9.81 | 67.63 | -4.78 | 3 |" in out
@@ -289,14 +262,12 @@ def test_dense_with_a_tenth_of_its_epochs_says_so(tmp_path: Path, capsys: pytest
 
 @pytest.mark.slow
 def test_every_shipped_run_is_a_cells() -> None:
-    """So that nothing is shipped that no table shows."""
-    shipped = {folder.name for folder in REFERENCE.glob("*/*") if folder.is_dir()}
-    names: set[str] = set()
-    for table in read_tables().values():
-        if table.name == table.runs_of and any(f"{table.full_name}" in str(path) for path in REFERENCE.iterdir()):
-            scale = "paper" if table.name == "laplace" else "cpu"
-            names |= set(name_cells(list_cells(table, scale)))
-    assert shipped <= names
+    """So that nothing is shipped that no table shows; an archive has the name of its table."""
+    for archive in reference_folder().glob(f"*{SUFFIX}"):
+        collected = paper.collect([archive], {})
+        table = find_table(archive.name.removesuffix(SUFFIX))
+        assert collected.notes == {}
+        assert len(paper.runs_of_cells(table, collected)) == len(collected.runs), archive.name
 
 
 def test_list_names_every_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,9 +296,10 @@ def test_every_entry_has_a_maker_and_the_folder_only_papers() -> None:
     assert all(isinstance(yaml.safe_load(p.read_text()), dict) for p in (config_folder() / "paper").iterdir())
 
 
-def test_unfinished_evidence_does_not_hide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A copy of a shipped run under any folder name is found by what it is."""
-    source = next((REFERENCE / "fola_table2").glob("*_fola_seed0_*"))
-    shutil.copytree(source, tmp_path / "runs" / "whatever")
+def test_a_shipped_run_is_found_under_any_folder_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = next(run for run in list_archived(FOLA_TABLE2) if "_fola_seed0_" in run.name)
+    (tmp_path / "runs" / "whatever").mkdir(parents=True)
+    for name in (CONFIG, SUMMARY, METRICS):
+        (tmp_path / "runs" / "whatever" / name).write_text((source / name).read_text())
     assert show("fola_table2", "scale=cpu", runs=tmp_path / "runs", to=tmp_path / "to") == 0
     assert "| Ours " in capsys.readouterr().out

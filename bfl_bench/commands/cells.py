@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,10 @@ class Composed:
     name: str
 
 
+_CHOSEN: dict[str | None, dict[tuple[str, ...], dict[str, Any]]] = {}
+"""Configs of choices of options, by where data lie: conf/ does not change while a program runs."""
+
+
 def compose_cells(cells: Iterable[Cell]) -> list[Composed]:
     """Compose the configs of cells. Hydra composes each choice of options once; values are set in copies of it."""
     from hydra import compose, initialize_config_dir
@@ -55,9 +60,10 @@ def compose_cells(cells: Iterable[Cell]) -> list[Composed]:
             # a value that refers to other keys is Hydra's to read, together with all others
             whole = bool(cell.words) or any("${" in str(value) for value in cell.values.values())
             words = cell.overrides() if whole else [override(k, v) for k, v in cell.values.items() if k in composed]
-            if tuple(words) not in chosen:
-                chosen[tuple(words)] = resolve(compose("config", words))
-            config = copy.deepcopy(chosen[tuple(words)])
+            known = chosen if whole or inside else _CHOSEN.setdefault(os.environ.get("BFL_DATA_DIR"), {})
+            if tuple(words) not in known:
+                known[tuple(words)] = resolve(compose("config", words))
+            config = copy.deepcopy(known[tuple(words)])
             if not whole:
                 for key, value in cell.values.items():
                     if key not in composed:

@@ -13,18 +13,24 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bfl_bench import records, report
+import yaml
+
+from bfl_bench import report
 from bfl_bench.commands import run
 from bfl_bench.commands.cells import Composed, compose_cells
+from bfl_bench.commands.config_files import find_file
 from bfl_bench.errors import BflError, ConfigError
+from bfl_bench.groups import PARTS
 from bfl_bench.identity import RUNS, complete, folder_name, meaning, read_config
 from bfl_bench.papers.pages import Maker, Page, find_near, key_of, place
 from bfl_bench.papers.spec import Cell, Table, describe_scale, find_table, list_cells, read_tables, setting_of
+from bfl_bench.records import config_folder
 from bfl_bench.report import Config, ReportError, Run, flatten
 
 PAPERS = ("fola", "virtual", "ba_bfl", "fedlpa", "bfl_p")
@@ -69,7 +75,7 @@ def _answer(words: Sequence[str]) -> None:
         key, _, scale = word.partition("=")
         if key != "scale":
             raise ConfigError("show", word, "scale=SCALE")
-    show(table, [scale], arguments.runs, arguments.to, {}, arguments.near)
+    show(table, [scale], collect(arguments.runs, {}), arguments.to, arguments.near)
 
 
 def list_tables(paper: str | None) -> str:
@@ -82,19 +88,41 @@ def list_tables(paper: str | None) -> str:
     return "\n".join(lines)
 
 
-def show(table: Table, scales: Sequence[str], paths: Sequence[Path], to: Path, where: Config, near: bool) -> None:
+@dataclass(frozen=True)
+class Collected:
+    """All runs below some paths, and sentences on those left out, with the configs of those that have one."""
+
+    paths: Sequence[Path]
+    runs: Sequence[Run]
+    notes: Mapping[str, Config | None]
+
+    @property
+    def configs(self) -> list[Config]:
+        left_out = [flatten(complete(config)) for config in self.notes.values() if config]
+        return [run_.config for run_ in self.runs] + left_out
+
+
+def collect(paths: Sequence[Path], where: Config) -> Collected:
+    runs, notes = report.find_runs(paths, where, diverged=True)
+    folders = {str(folder): folder for folder in report.find_folders(paths)[0]}
+    places = {note: folders.get(note.partition(": ")[0]) for note in notes}
+    return Collected(
+        paths, runs, {note: None if folder is None else read_config(folder) for note, folder in places.items()}
+    )
+
+
+def show(table: Table, scales: Sequence[str], collected: Collected, to: Path, near: bool = False) -> None:
     """Write a table or figure at each of the scales; of several, at those that have a run at all."""
     maker: Maker = import_module(f"bfl_bench.papers.{table.paper}").MAKERS[table.name]
-    every, notes = report.find_runs(paths, where, diverged=True)
-    noted = {note: read_config(Path(note.partition(": ")[0])) for note in notes}
-    known = [run_.config for run_ in every] + [flatten(complete(config)) for config in noted.values() if config]
+    every, noted, known = collected.runs, collected.notes, collected.configs
     shown = False
     configs: list[Config] = []
     for scale in scales:
         cells = list_cells(table, scale)
         composed = compose_cells(possible(cells, known))
         configs += [flatten(complete(one.config)) for one in composed]
-        found = _find_by_engine(paths, composed) if _by_engine(cells) else place(every, composed_keys(composed))
+        by_engine = _by_engine(cells)
+        found = _find_by_engine(collected.paths, composed) if by_engine else place(every, composed_keys(composed))
         entries = [(cell, found[id(cell)]) for cell in cells if id(cell) in found and not found[id(cell)].diverged]
         if not entries:
             continue
@@ -122,6 +150,13 @@ def show(table: Table, scales: Sequence[str], paths: Sequence[Path], to: Path, w
         )
 
 
+def runs_of_cells(table: Table, collected: Collected, scales: Sequence[str] = ()) -> list[Run]:
+    """List the runs that are a cell's of the table, at any scale or at some."""
+    cells = [cell for scale in scales or table.scales for cell in list_cells(table, scale)]
+    found = place(collected.runs, composed_keys(compose_cells(possible(cells, collected.configs))))
+    return list({run_.folder: run_ for run_ in found.values()}.values())
+
+
 def possible(cells: Sequence[Cell], configs: Sequence[Config]) -> list[Cell]:
     """Leave out cells with a value that no run has: large grids are then quick to compose."""
     seen: dict[str, set[str]] = {}
@@ -129,10 +164,24 @@ def possible(cells: Sequence[Cell], configs: Sequence[Config]) -> list[Cell]:
         for key, value in config.items():
             seen.setdefault(key, set()).add(json.dumps(value))
 
-    def fits(key: str, value: Any) -> bool:
-        return key not in seen or "${" in str(value) or json.dumps(meaning({key: value})[key]) in seen[key]
+    @cache
+    def fits(key: str, text: str) -> bool:
+        value = json.loads(text)
+        if key in PARTS and (name := _name_in(key, value)) is not None:
+            return json.dumps(name) in seen.get(f"{key}.name", ())
+        return key not in seen or "${" in text or json.dumps(meaning({key: value})[key]) in seen[key]
 
-    return [cell for cell in cells if all(fits(key, value) for key, value in cell.values.items() if key not in RUNS)]
+    def fit(cell: Cell) -> bool:
+        return all(fits(key, json.dumps(value)) for key, value in cell.values.items() if key not in RUNS)
+
+    return [cell for cell in cells if fit(cell)]
+
+
+def _name_in(group: str, option: str) -> str | None:
+    """Read the name that an option's file gives, and so any config with it; None where it has one from elsewhere."""
+    path = find_file(f"{group}/{option}", [config_folder()])
+    found: str | None = None if path is None else yaml.safe_load(path.read_text()).get("name")
+    return found
 
 
 def composed_keys(composed: Sequence[Composed]) -> list[tuple[Cell, str]]:
@@ -163,11 +212,10 @@ def _find_by_engine(paths: Sequence[Path], composed: Sequence[Composed]) -> dict
     """Find runs likewise, but each folder by itself, as runs that differ in the engine alone are the same."""
     wanted = {(_key(one), one.cell.values["engine.workers"]): id(one.cell) for one in composed}
     found: dict[int, Run] = {}
-    for folder in sorted({file.parent for path in paths for file in path.rglob(records.CONFIG)}):
-        for run_ in report.find_runs([folder], {})[0]:
-            engine = (read_config(run_.folder) or {})["engine"]
-            if (cell := wanted.get((key_of(run_.config), engine.get("workers", 1)))) is not None:
-                found.setdefault(cell, run_)
+    for run_ in report.find_runs(paths, {}, each_folder=True)[0]:
+        engine = (read_config(run_.folder) or {})["engine"]
+        if (cell := wanted.get((key_of(run_.config), engine.get("workers", 1)))) is not None:
+            found.setdefault(cell, run_)
     return found
 
 
@@ -182,10 +230,13 @@ def run_script(paper: str) -> None:
     report.run_script(module.__doc__ or "", commands)
 
 
+def distinct_scales(table: Table) -> list[str]:
+    """List the scales; one that shortens nothing is as published, but smoke always shortens, for all tables alike."""
+    return [scale for scale in table.scales if scale in ("paper", "smoke") or table.scale(scale)]
+
+
 def _show_all(table: Table, arguments: Namespace) -> None:
-    # A scale that shortens nothing is as published; smoke always shortens, for all tables alike.
-    scales = [scale for scale in table.scales if scale in ("paper", "smoke") or table.scale(scale)]
-    show(table, scales, arguments.runs, arguments.to, arguments.where, near=False)
+    show(table, distinct_scales(table), collect(arguments.runs, arguments.where), arguments.to)
 
 
 def _draw(maker: Callable[[Path], None], arguments: Namespace) -> None:

@@ -138,14 +138,15 @@ def pictures_of(page: Page) -> Iterator[tuple[str, "Worker", Any]]:
 
     line = f"bfl-paper run {page.table.full_name} force=true"
     for cell, run in page.entries:
-        report.need((run.folder / records.CHECKPOINT).exists(), f"{cell.label} that has its model", line)
-        experiment, state = reload(run.folder)
+        folder = run.path(line)
+        report.need((folder / records.CHECKPOINT).exists(), f"{cell.label} that has its model", line)
+        experiment, state = reload(folder)
         if page.table.name != "figure4":
             yield cell.label, experiment.worker, state["params"]
             continue
-        report.need((run.folder / records.MESSAGES).exists(), f"{cell.label} that keeps its messages", line)
+        report.need((folder / records.MESSAGES).exists(), f"{cell.label} that keeps its messages", line)
         for client in range(len(experiment.worker.task.sizes)):
-            file = run.folder / records.MESSAGES / f"round-1-client-{client}.safetensors"
+            file = folder / records.MESSAGES / f"round-1-client-{client}.safetensors"
             yield f"client {client + 1}", experiment.worker, load_file(file)["params"]
 
 
@@ -234,8 +235,9 @@ def make_figure3(page: Page) -> None:
     from bfl_bench.inference import kronecker
     from bfl_bench.method import Client
 
-    folder = page.runs[0].folder
-    report.need((folder / records.CHECKPOINT).exists(), "Fig. 3 that has its model", "bfl-paper run fedlpa_figure3")
+    line = "bfl-paper run fedlpa_figure3"
+    folder = page.runs[0].path(line)
+    report.need((folder / records.CHECKPOINT).exists(), "Fig. 3 that has its model", line)
     experiment, state = reload(folder)
     worker, model = experiment.worker, experiment.worker.task.model
     layers = kronecker.find_layers(model)

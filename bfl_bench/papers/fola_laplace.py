@@ -1,6 +1,7 @@
 """Section IV-E of FOLA: figures 10, 11 and 12."""
 
 import statistics
+from pathlib import Path
 from typing import NamedTuple
 
 from bfl_bench import records, report
@@ -48,7 +49,8 @@ def make_precision(page: Page, size: int = 1000) -> None:
     """Fig. 10 a: the first client's precision after round 1, less its smallest entry and divided by its largest."""
     from matplotlib.figure import Figure
 
-    kept = [run.folder / records.MESSAGES / "round-1-client-0.safetensors" for run in page.runs]
+    folders = [run.folder for run in page.runs if isinstance(run.folder, Path)]  # archives have no messages
+    kept = [folder / records.MESSAGES / "round-1-client-0.safetensors" for folder in folders]
     file = next((file for file in kept if file.exists()), None)
     line = "bfl-paper run fola_laplace 'cell=full, online' force=true"
     report.need(file, "Sec. IV-E, full and online, with its messages", line)

@@ -206,10 +206,12 @@ def posteriors(run: Run) -> list[tuple[str, Any]]:
     from bfl_bench.build import reload
     from bfl_bench.models.lateral import SHARED
 
-    experiment, state = reload(run.folder)
+    line = "bfl-paper run virtual_figure4 force=true"
+    folder = run.path(line)
+    experiment, state = reload(folder)
     last, layout = run.config["rounds"], experiment.worker.task.model.layout
-    files = sorted((run.folder / records.MESSAGES).glob(f"round-{last}-client-*.safetensors"))
-    report.need(files, f"{run.folder.name} with its last messages", "bfl-paper run virtual_figure4 force=true")
+    files = sorted((folder / records.MESSAGES).glob(f"round-{last}-client-*.safetensors"))
+    report.need(files, f"{folder.name} with its last messages", line)
     changes = [load_file(file)["changes"].double() for file in files]
     before = [state[name] - sum(change[i] for change in changes) for i, name in enumerate(("precision", "shift"))]
     lr, damping = run.config["server.lr"], run.config["method.damping"]

@@ -170,7 +170,7 @@ def _curves(runs: Sequence[Run], spread: Spread) -> dict[str, Any]:
     return {"rounds": rounds, "values": {name: found for name, found in values.items() if any(found)}}
 
 
-def _last_round(path: Path) -> list[dict[str, float]]:
+def _last_round(path: records.Place) -> list[dict[str, float]]:
     """The lines of the last evaluated round; none where a run has no such file."""
     if not path.exists():
         return []

@@ -10,8 +10,9 @@ from bfl_bench import records
 from bfl_bench.errors import BflError, RunError
 from bfl_bench.evaluation import columns
 from bfl_bench.identity import complete, read_config
-from bfl_bench.report.output import markdown
-from bfl_bench.report.runs import ReportError, find_folders, flatten
+from bfl_bench.report.archive import list_archived
+from bfl_bench.report.output import describe_notes, markdown
+from bfl_bench.report.runs import ReportError, find_folders, flatten, locate, read_summary
 
 _UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (60 * 2, 60, "minutes"), (0, 1, "seconds"))
 
@@ -19,36 +20,40 @@ _UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (60 * 2, 60, "m
 def list_runs(paths: Sequence[Path], now: float | None = None) -> str:
     """Make a table of all runs, finished or not: status, rounds, age of the newest file, size on disk."""
     now = time.time() if now is None else now
-    lines = [line for folder in find_folders(paths) if (line := _describe(folder, now)) is not None]
+    folders, notes = find_folders(paths)
+    lines = [line for folder in folders if (line := _describe(folder, now)) is not None]
     if not lines:
-        raise ReportError(f"no run below {', '.join(map(str, paths))}")
-    return markdown(["run", "status", "rounds", "age", "size"], lines) + f"\n{len(lines)} runs\n"
+        raise ReportError(f"no run below {', '.join(map(str, paths))}" + "".join(f"\n- {note}" for note in notes))
+    table = markdown(["run", "status", "rounds", "age", "size"], lines)
+    return f"{table}\n{len(lines)} run{'s' * (len(lines) != 1)}\n{describe_notes(notes)}"
 
 
-def _describe(folder: Path, now: float) -> list[str] | None:
+def _describe(folder: records.Place, now: float) -> list[str] | None:
     config = read_config(folder)
     if config is None:
         return None
-    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
-    newest = max(file.st_mtime for file in files)
-    size = sum(file.st_size for file in files)
     status, done = _progress(folder)
-    return [str(folder), status, f"{done} of {config['rounds']}", describe_age(now - newest), f"{size / 1e6:.2f} MB"]
+    age = size = "-"  # in an archive
+    if isinstance(folder, Path):
+        files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+        age = describe_age(now - max(file.st_mtime for file in files))
+        size = f"{sum(file.st_size for file in files) / 1e6:.2f} MB"
+    return [str(folder), status, f"{done} of {config['rounds']}", age, size]
 
 
-def _progress(folder: Path) -> tuple[str, int]:
+def _progress(folder: records.Place) -> tuple[str, int]:
     """Say how far a run is; a table can be ahead of the last checkpoint, which is where the run would go on."""
     try:
-        summary = records.read_json(folder / records.SUMMARY)
+        summary = read_summary(folder)
         manifest = records.read_json(folder / records.CHECKPOINT / records.MANIFEST)
         table = records.read_table(folder / records.METRICS) if (folder / records.METRICS).exists() else []
-    except (BflError, ValueError):
+    except BflError:
         return "damaged", 0
     last = int(table[-1]["round"] or 0) if table else 0
     if summary is not None and summary["status"] in ("done", "diverged"):
         return summary["status"], last
     done = manifest["round"] if manifest is not None else 0
-    return ("running" if is_running(folder) else "unfinished"), done
+    return ("running" if isinstance(folder, Path) and is_running(folder) else "unfinished"), done
 
 
 def is_running(folder: Path) -> bool:
@@ -71,9 +76,10 @@ def describe_age(seconds: float) -> str:
 def compare_two(one: Path, other: Path) -> str:
     """Say which values differ between two runs: of the config, of the environment, of the metrics in the last round."""
     parts: list[str] = [f"A: {one}", f"B: {other}"]
-    configs = [_read(folder) for folder in (one, other)]
-    finals = [(records.read_json(folder / records.SUMMARY) or {}).get("final") or {} for folder in (one, other)]
-    environments = [flatten(records.read_json(folder / records.ENVIRONMENT) or {}) for folder in (one, other)]
+    folders = [_find(path) for path in (one, other)]
+    configs = [_read(folder) for folder in folders]
+    finals = [(read_summary(folder) or {}).get("final") or {} for folder in folders]
+    environments = [flatten(records.read_json(folder / records.ENVIRONMENT) or {}) for folder in folders]
     for title, (left, right) in {"Config": configs, "Environment": environments}.items():
         parts.append(_difference(title, ["key", "A", "B"], _pairs(left, right)))
     lines = [
@@ -84,7 +90,14 @@ def compare_two(one: Path, other: Path) -> str:
     return "\n\n".join(["\n".join(parts[:2]), *parts[2:]])
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _find(path: Path) -> records.Place:
+    """Find a run's folder on disk, or in an archive: reference/fola_table2/RUN."""
+    if path.exists() or (archive := locate(path.parent)) is None or not archive.is_file():
+        return path
+    return next((folder for folder in list_archived(archive) if folder.name == path.name), path)
+
+
+def _read(folder: records.Place) -> dict[str, Any]:
     config = read_config(folder)
     if config is None:
         raise ReportError(f"{folder} is not the folder of a run")

@@ -1,18 +1,21 @@
 """With which code runs were made: the commit of bfl-bench, and the digests of a user's own modules."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bfl_bench import records
+from bfl_bench.errors import RunError
 from bfl_bench.report.comparison import Row
 
 UNKNOWN = "unknown code"
 
 
-def read_code(folder: Path) -> str:
+def read_code(folder: records.Place) -> str:
     """Say in a few words with which code a run was made, all of it where the run was continued with another."""
-    environment = records.read_json(folder / records.ENVIRONMENT)
+    try:
+        environment = records.read_json(folder / records.ENVIRONMENT)
+    except RunError:
+        return UNKNOWN
     if environment is None:
         return UNKNOWN
     return " and ".join(map(_describe, [*environment.get("earlier_code", []), environment]))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bfl_bench import records
-from bfl_bench.errors import BflError
+from bfl_bench.errors import BflError, RunError
 from bfl_bench.identity import STAND_IN_PREFIX, complete, folder_name, is_stand_in, meaning, read_config
+from bfl_bench.report.archive import SUFFIX, ArchiveError, list_archived
 
 Config = dict[str, Any]
 """Flat: `local.lr` -> 0.01. Only what decides a result, as `identity.complete` has it."""
@@ -26,10 +27,16 @@ class ReportError(BflError):
 
 @dataclass(frozen=True)
 class Run:
-    folder: Path
+    folder: records.Place
     config: Config
     final: Mapping[str, records.Cell]
     diverged: bool = False
+
+    def path(self, line: str) -> Path:
+        """Give the folder on disk, for models and messages, which archives lack; `line` is the command for them."""
+        if not isinstance(self.folder, Path):
+            raise ReportError(f"{self.folder} is without models and messages; to make them:\n\n    {line}\n")
+        return self.folder
 
     def seconds_per_round(self) -> float:
         """Training of all clients, added up, and aggregation; mean over the rounds."""
@@ -100,30 +107,80 @@ def on_stand_in(config: Config) -> bool:
     return is_stand_in(config.get("data_dir"), config.get("dataset._target_"))
 
 
-def find_folders(paths: Sequence[Path]) -> list[Path]:
-    """List the folders below the paths that have a config, each once."""
-    files = {file.resolve(): file.parent for path in paths for file in sorted(path.rglob(records.CONFIG))}
-    return list(files.values())
+def locate(path: Path) -> Path | None:
+    """Find what a user names: a folder, an archive, that without its ending, or below `reference` what is shipped."""
+    places = [path]
+    if path.parts[:1] == ("reference",):
+        places.append(records.reference_folder().joinpath(*path.parts[1:]))
+    candidates = [found for place in places for found in (place, place.with_name(place.name + SUFFIX))]
+    return next((found for found in candidates if found.exists()), None)
+
+
+def find_folders(paths: Sequence[Path]) -> tuple[list[records.Place], list[str]]:
+    """List the folders of runs below the paths and in archives there, each once, and a sentence on what is not one."""
+    found: dict[str, records.Place] = {}
+    notes: list[str] = []
+    for path in paths:
+        if (place := locate(path)) is None:
+            notes.append(f"{path}: no such folder")
+            continue
+        for file in sorted(place.rglob(records.CONFIG)):
+            found[str(file.resolve().parent)] = file.parent
+        for archive in [place] if place.is_file() else sorted(place.rglob(f"*{SUFFIX}")):
+            try:
+                called = path if place.is_file() else path / archive.relative_to(place)
+                found |= {f"{archive.resolve()}/{folder.name}": folder for folder in list_archived(archive, called)}
+            except ArchiveError as error:
+                notes.append(f"{error}; left out")
+    return list(found.values()), notes
+
+
+def read_summary(folder: records.Place) -> dict[str, Any] | None:
+    """Read the summary of a run, None where there is none yet; a damaged one raises RunError."""
+    summary = records.read_json(folder / records.SUMMARY)
+    if summary is None:
+        return None
+    final = summary.get("final", "nothing")
+    numbers = final is None or (
+        isinstance(final, dict) and all(isinstance(value, int | float | None) for value in final.values())
+    )
+    if not isinstance(summary.get("status"), str) or not numbers:
+        raise RunError(f"{folder / records.SUMMARY} is damaged: it has no status, or no numbers of the last round")
+    return summary
 
 
 def find_runs(
-    paths: Sequence[Path], where: Config, keep: Callable[[Config], object] = bool, diverged: bool = False
+    paths: Sequence[Path],
+    where: Config,
+    keep: Callable[[Config], object] = bool,
+    diverged: bool = False,
+    each_folder: bool = False,
 ) -> tuple[list[Run], list[str]]:
     """The finished runs below the paths that hold the values and are to be kept, and a sentence on each left out.
 
-    A diverged run is finished too, but its last numbers say little: it is among the runs only with `diverged`.
+    A diverged run is finished too, but its last numbers say little: it is among the runs only with `diverged`. The same
+    run in two folders, which may differ in the engine, counts once unless `each_folder`.
     """
     runs: dict[str, Run] = {}
-    notes = [f"{path}: no such folder" for path in paths if not path.exists()]
-    for folder in find_folders(paths):
+    folders, notes = find_folders(paths)
+    num_damaged = 0
+    for folder in folders:
         content = read_config(folder)
         if content is None:
-            continue  # not a run's
+            if (folder / records.SUMMARY).exists():  # else it is not a run's
+                notes.append(f"{folder / records.CONFIG} is damaged; left out")
+                num_damaged += 1
+            continue
         config = flatten(complete(content))
         if any(config.get(key) != value for key, value in meaning(where).items()) or not keep(config):
             continue
-        summary = records.read_json(folder / records.SUMMARY)
-        identity = json.dumps(config, sort_keys=True)
+        try:
+            summary = read_summary(folder)
+        except RunError as error:
+            notes.append(f"{error}; left out")
+            num_damaged += 1
+            continue
+        identity = str(folder) if each_folder else json.dumps(config, sort_keys=True)
         accepted = ("done", "diverged") if diverged else ("done",)
         if summary is None or summary["status"] not in accepted:
             notes.append(f"{folder}: {summary['status'] if summary else 'not finished'}; not in the means")
@@ -131,6 +188,8 @@ def find_runs(
             notes.append(f"{folder}: the same config as {runs[identity].folder}; counted once")
         else:
             runs[identity] = Run(folder, config, summary["final"] or {}, summary["status"] == "diverged")
+    if num_damaged > 1:
+        notes.append(f"{num_damaged} damaged runs in all")
     return list(runs.values()), notes
 
 
