@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bfl_bench import records
 from bfl_bench.commands import paper
 from bfl_bench.commands.cells import compose_cells, expand_table, sweep_points
 from bfl_bench.commands.words import CommandLine
@@ -15,7 +16,7 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.identity import STAND_IN_PREFIX, folder_name
 from bfl_bench.papers.pages import add_last_row
 from bfl_bench.papers.spec import Cell, find_table, list_cells, override, read_paper, read_tables, split_names
-from bfl_bench.records import CONFIG, METRICS, SUMMARY, config_folder, reference_folder
+from bfl_bench.records import CONFIG, METRICS, SUMMARY, TIMING, TIMING_COLUMNS, config_folder, reference_folder
 from bfl_bench.report.archive import SUFFIX, list_archived
 from tests.composing import call_script, resolve, write_run
 
@@ -278,6 +279,32 @@ def test_rules_by_the_equations_have_a_table_of_their_own(tmp_path: Path, capsys
     assert "20.00" not in out
     ours = [cell for cell in list_cells(find_table("ba_bfl_table1_equations")) if cell.label == "3 / GAA"]
     assert {one.config["aggregator"]["name"] for one in compose_cells(ours)} == {"gaa"}
+
+
+def test_runs_that_differ_in_the_number_of_processes_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Table 5 of BFL-P: the same run in two folders, each with its own time."""
+    cells = [cell for cell in list_cells(find_table("bfl_p_table5"), "cpu") if cell.label == "FEDAVG / N/A"]
+    for one in compose_cells(cells):
+        workers = one.config["engine"]["workers"]
+        folder = write_run(tmp_path / str(workers), one.config, {"round": 2, "ga": 0.5})
+        records.Table(folder / TIMING, TIMING_COLUMNS).append([{"round": 1, "wall_seconds": 8.0 / workers}])
+    assert show("bfl_p_table5", "scale=cpu", runs=tmp_path, to=tmp_path / "to") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "| FEDAVG | N/A | 1 | 8.000 |" in out
+    assert "| FEDAVG | N/A | 2 | 4.000 | - | 0.500 |" in out
+
+
+def test_a_diverged_run_is_named_and_not_in_the_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, status in ((0, "done"), (1, "diverged")):
+        config = resolve("experiment=fola_table2", "cell=FedAvg", "scale=cpu", f"seed={seed}")
+        folder = write_run(tmp_path, config, {"round": 5, "ga": 0.1 + 0.8 * seed, "la": 0.1})
+        summary = records.read_json(folder / SUMMARY) or {}
+        records.write_json(folder / SUMMARY, summary | {"status": status})
+    assert show("fola_table2", "scale=cpu", runs=tmp_path, to=tmp_path / "to") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "| FedAvg | 1 | 10.00 | 10.00 |" in out
+    assert f"{folder}: diverged; not in the means" in out
+    assert "FedAvg (seed 2): `bfl-paper run fola_table2" in out  # the diverged one is not missing
 
 
 def test_what_frozen_variances_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
