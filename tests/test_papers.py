@@ -198,6 +198,7 @@ ODD = [  # what an audit made scripts print beside published numbers; the names 
     ("fedlpa_table5", ["experiment=fedlpa_released", "local.epochs=10", "model=softmax", "local.lr=0.001"]),
     ("fedlpa_table5", ["experiment=fedlpa_released", "local.epochs=10", "method=dense_fedlpa", "method.epochs=20"]),
     ("fola_table2", ["experiment=fola_table2", "cell=Ours", "model=lenet", "local.lr=0.5"]),
+    ("fola_table2", ["experiment=fola_table2", "cell=Ours", "local.lr=0.5"]),
     ("fola_table2", ["experiment=fola_table2", "cell=Ours", "data_dir=stand-in"]),
     ("fola_table2", ["experiment=fola_table2", "cell=Ours", "model=lenet", "local.lr=0.5", "data_dir=made-up"]),
     ("virtual_table2", ["experiment=virtual", "local.lr=0.5"]),
