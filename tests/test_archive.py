@@ -228,7 +228,7 @@ def test_every_shipped_table_is_rebuilt_in_all_its_rows_and_numbers(
 
 
 @pytest.mark.slow
-def test_no_table_of_which_there_are_runs_is_left_out() -> None:
+def test_no_table_of_which_there_are_runs_is_left_out(tmp_path: Path) -> None:
     collected = shipped()
     able = {
         table.full_name + ("" if scale == "paper" else f"_{scale}")
@@ -236,5 +236,8 @@ def test_no_table_of_which_there_are_runs_is_left_out() -> None:
         for scale in paper.distinct_scales(table)
         if paper.runs_of_cells(table, collected, [scale])
     }
-    needing_models = {"fola_precision"}
-    assert able - needing_models == {path.stem for path in RENDERED.iterdir()}
+    there = {path.stem for path in RENDERED.iterdir()}
+    assert there <= able
+    for name in able - there:
+        with pytest.raises(report.ReportError, match="models|messages"):  # which archives have not
+            render(name, tmp_path)

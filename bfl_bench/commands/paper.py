@@ -62,7 +62,8 @@ def _answer(words: Sequence[str]) -> None:
     showing = commands.add_parser("show", help="a table or figure out of finished runs")
     showing.add_argument("table", help="a name of `bfl-paper list`")
     showing.add_argument("words", nargs="*", metavar="scale=SCALE")
-    showing.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help="folders with runs below")
+    told = "folders with runs below, or archives of runs; `reference`: those that are shipped"
+    showing.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help=told)
     showing.add_argument("--to", type=Path, default=Path("outputs/report"), help="folder for what is made")
     showing.add_argument("--near", action="store_true", help="also list runs that are nearly those of cells")
     arguments = parser.parse_args(words)

@@ -26,7 +26,8 @@ def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Names
     """`where` of the result holds the asked values of config keys, the dataset among them."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=list(commands))
-    parser.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help="folders with runs below")
+    told = "folders with runs below, or archives of runs; `reference`: those that are shipped"
+    parser.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help=told)
     parser.add_argument("--to", type=Path, default=Path("outputs/report"), help="folder for what is made")
     parser.add_argument("--dataset", help="only runs on this dataset")
     parser.add_argument(
