@@ -1,6 +1,7 @@
 """scripts/fola.py on written runs: what it reads, what it says is missing, what it draws."""
 
 import csv
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from bfl_bench.commands.cells import compose_cells
 from bfl_bench.papers.spec import find_table, list_cells
 from bfl_bench.papers.tables import read_published
 from tests.composing import call_script, write_run
+from tests.conftest import BflRun
 
 
 def fola(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -75,3 +77,40 @@ def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "bfl-paper run fola_" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_figures_10_and_11_of_small_runs(bfl_run: BflRun, tmp_path: Path) -> None:
+    """From the sweep to the picture, on random stand-in data; a sweep of weights in both rounds."""
+    assert bfl_run("-m", "experiment=fola_laplace", "scale=smoke").code == 0
+    for name in ("figure10", "figure11"):
+        done = fola(name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / f"outputs/report/fola_{name}_smoke.png").stat().st_size > 10_000
+    methods = ["FedAvg", "diagonal, online", "diagonal, offline"]
+    rows = cells(tmp_path / "outputs/report/fola_figure10_smoke.csv")
+    assert [(row["round"], row["method"]) for row in rows] == [(r, method) for r in "12" for method in methods]
+    assert all(float(row["mean GA"]) <= float(row["best GA"]) <= 100 for row in rows)
+    rows = cells(tmp_path / "outputs/report/fola_figure11_smoke.csv")
+    assert [row["method"] for row in rows] == methods
+    assert [row["last cosine"] != "" for row in rows] == [False, True, True]
+    next((tmp_path / "outputs").glob("*fedavg*/config.yaml")).unlink()  # one run less
+    assert "- FedAvg (seed 0): `bfl-paper run fola_laplace scale=smoke" in fola("laplace", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_figure_12_of_small_runs(bfl_run: BflRun, tmp_path: Path) -> None:
+    """The known posterior, what is measured against it, and a client that forgets it; each step named where missing."""
+    assert "bfl-paper run fola_figure12" in fola("figure12", cwd=tmp_path).stderr
+    assert bfl_run("-m", "experiment=fola_figure12", "scale=smoke", "cell=known").code == 0
+    missing = fola("figure12", cwd=tmp_path).stdout
+    for step in ("AE diagonal", "LF FedAvg"):
+        line = next(line for line in missing.splitlines() if line.startswith(f"- {step}"))
+        command = shlex.split(line.partition("`bfl-paper run ")[2].rstrip("`"))
+        assert bfl_run("-m", f"experiment={command[0]}", *command[1:]).code == 0
+    done = fola("figure12", cwd=tmp_path)
+    assert "No run of" not in done.stdout
+    rows = cells(tmp_path / "outputs/report/fola_figure12_smoke.csv")
+    assert [(row["kind"], row["method"]) for row in rows] == [("AE", "diagonal"), ("LF", "FedAvg")]
+    assert all(float(row["distance"]) > 0 for row in rows)
+    assert (tmp_path / "outputs/report/fola_figure12_smoke.png").stat().st_size > 10_000

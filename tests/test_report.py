@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from bfl_bench import records, report
 from bfl_bench.commands import paper
 from bfl_bench.commands.cells import compose_cells
+from bfl_bench.papers.ba_bfl import draw_lines, find_equal
+from bfl_bench.papers.pages import Page
 from bfl_bench.papers.spec import find_table, list_cells
 from bfl_bench.papers.tables import read_published_rows
+from bfl_bench.report import summarise
 from bfl_bench.report.output import latex_of, wrapped
 from tests.composing import resolve
 
@@ -168,6 +172,30 @@ def test_figure_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> No
     assert line_of(run_script("ba_bfl", "figure5"), "svhn", "average local accuracy (%)", "3", "WB")[0] == "61.0000"
     for kind, start in (("pdf", b"%PDF"), ("png", b"\x89PNG")):
         assert (tmp_path / "to" / f"ba_bfl_figure3.{kind}").read_bytes().startswith(start)
+
+
+def test_equal_results_are_drawn_as_equal() -> None:
+    """One line for rules that the table cannot tell apart, and no spread of one seed."""
+    equal = {("FedAVG", 0): summarise([5.0]), ("EAA", 1): summarise([1.00001]), ("WB", 1): summarise([1.00002])}
+    stats = equal | {("AALV", 1): summarise([1.0, 1.0]), ("RKLB", 1): summarise([2.0]), ("RKLB", 3): summarise([1.0])}
+    assert find_equal(stats) == [("AALV",), ("EAA", "WB"), ("RKLB",)]
+    axes = Figure().subplots()
+    draw_lines(axes, stats)
+    _, labels = axes.get_legend_handles_labels()
+    assert labels == ["AALV", "EAA, WB", "RKLB", "FedAvg"]
+
+
+def test_rounds_are_whole_along_an_axis(tmp_path: Path) -> None:
+    table = find_table("fola_figure5")
+    page = Page(table=table, scale="paper", entries=(), missing=(), notes=(), shortened="", to=tmp_path)
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    for axes, label in ((left, "round"), (right, "learning rate")):
+        axes.plot([1, 2, 3], [0, 1, 2])
+        axes.set(xlabel=label)
+    page.save_figure(figure)
+    ticks = [[float(tick).is_integer() for tick in axes.get_xticks()] for axes in (left, right)]
+    assert (all(ticks[0]), all(ticks[1])) == (True, False)
 
 
 def test_toy_figure_needs_no_runs(tmp_path: Path, run_script: Run) -> None:

@@ -310,3 +310,48 @@ def test_no_argument_means_outputs(tmp_path: Path, call: Any, monkeypatch: pytes
     make(Path("outputs"), "fola", 0, ga=0.25)
     assert "| 0.2500 | - | - | - | 1.0000 | 1 | 0 |" in call()
     assert json.loads((next(Path("outputs").iterdir()) / records.SUMMARY).read_text())["status"] == "done"
+
+
+DAMAGED = {
+    "cut": b'{"schema_version": 2, "status": "done", "fin',
+    "binary": b"\x89PNG\xff\xfe",
+    "a list": b"[]",
+    "no status": b'{"schema_version": 2, "final": {"ga": 0.5}}',
+    "other types": b'{"schema_version": 2, "status": "done", "final": {"ga": "high"}}',
+    "a final that is a number": b'{"schema_version": 2, "status": "done", "final": 7}',
+    "deep": b"[" * 100_000,
+    "of the future": b'{"schema_version": 99, "status": "done", "final": {"ga": 0.5}}',
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_summaries_are_left_out_with_a_sentence_and_counted(kind: str, tmp_path: Path, call: Any) -> None:
+    make(tmp_path, "fola", 0, ga=0.75)
+    damaged = [make(tmp_path, "fedavg", seed, ga=0.25) for seed in (0, 1)]
+    for folder in damaged:
+        (folder / records.SUMMARY).write_bytes(DAMAGED[kind])
+    text = call(tmp_path, "--metrics", "ga", "--html", tmp_path / "page.html")
+    assert "0.7500" in text
+    assert "0.25" not in text
+    for folder in damaged:
+        (sentence,) = [part for part in text.split(" - ") if str(folder / records.SUMMARY) in part]
+        assert sentence.endswith("left out")
+    assert text.endswith("- 2 damaged runs in all")
+    assert "2 damaged runs in all" in (tmp_path / "page.html").read_text()
+    listed = call(tmp_path, "--list")
+    assert listed.count("| damaged |") == 2
+
+
+def test_damaged_configs_environments_and_tables(tmp_path: Path, call: Any) -> None:
+    good = make(tmp_path, "fola", 0, ga=0.75, code={"commit": "abc"})
+    bad = make(tmp_path, "fedavg", 0, ga=0.25)
+    (bad / records.CONFIG).write_bytes(b"\xff: [")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / records.CONFIG).write_text("something: else\n")  # no run's
+    text = call(tmp_path, "--metrics", "ga")
+    assert f"- {bad / records.CONFIG} is damaged; left out" in text
+    assert "other" not in text
+    (good / records.ENVIRONMENT).write_text("[]")
+    assert "0.7500" in call(tmp_path, "--metrics", "ga")
+    (good / records.METRICS).write_text("round,ga\n1,0.5,7\n")
+    assert "metrics.csv is damaged" in call(tmp_path, "--html", tmp_path / "page.html", code=1)

@@ -26,7 +26,6 @@ from bfl_bench.commands import run
 from bfl_bench.commands.cells import Composed, compose_cells
 from bfl_bench.commands.config_files import find_file
 from bfl_bench.errors import BflError, ConfigError
-from bfl_bench.groups import PARTS
 from bfl_bench.identity import RUNS, complete, folder_name, meaning, read_config
 from bfl_bench.papers.pages import Maker, Page, find_near, key_of, place
 from bfl_bench.papers.spec import Cell, Table, describe_scale, find_table, list_cells, read_tables, setting_of
@@ -63,7 +62,8 @@ def _answer(words: Sequence[str]) -> None:
     showing = commands.add_parser("show", help="a table or figure out of finished runs")
     showing.add_argument("table", help="a name of `bfl-paper list`")
     showing.add_argument("words", nargs="*", metavar="scale=SCALE")
-    showing.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help="folders with runs below")
+    told = "folders with runs below, or archives of runs; `reference`: those that are shipped"
+    showing.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help=told)
     showing.add_argument("--to", type=Path, default=Path("outputs/report"), help="folder for what is made")
     showing.add_argument("--near", action="store_true", help="also list runs that are nearly those of cells")
     arguments = parser.parse_args(words)
@@ -167,8 +167,8 @@ def possible(cells: Sequence[Cell], configs: Sequence[Config]) -> list[Cell]:
     @cache
     def fits(key: str, text: str) -> bool:
         value = json.loads(text)
-        if key in PARTS and (name := _name_in(key, value)) is not None:
-            return json.dumps(name) in seen.get(f"{key}.name", ())
+        if f"{key}.name" in seen and (name := _name_in(key, value)) is not None:
+            return json.dumps(name) in seen[f"{key}.name"]
         return key not in seen or "${" in text or json.dumps(meaning({key: value})[key]) in seen[key]
 
     def fit(cell: Cell) -> bool:

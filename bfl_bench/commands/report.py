@@ -28,7 +28,7 @@ from bfl_bench.report.comparison import (
 from bfl_bench.report.html import make_page
 from bfl_bench.report.latex import latex_tables
 from bfl_bench.report.listing import compare_two, list_runs
-from bfl_bench.report.output import describe_notes, markdown, parse_where, wrapped
+from bfl_bench.report.output import describe_notes, empty_if_nan, markdown, parse_where, wrapped
 from bfl_bench.report.provenance import codes_of, describe_mixtures
 from bfl_bench.report.runs import Config, Run, find_runs, on_stand_in
 
@@ -433,5 +433,6 @@ def as_csv(rows: Sequence[Row], metrics: Sequence[str]) -> str:
             found = row.stats(metric)
             cells = [found.mean, found.std, found.standard_error, found.num] if found else ["", "", "", 0]
             marks = [metric in row.best_in, metric in row.leads_in]
-            writer.writerow([*row.label.values(), metric, *cells, row.num_diverged, *marks, codes])
+            there = [empty_if_nan(cell) for cell in cells]
+            writer.writerow([*row.label.values(), metric, *there, row.num_diverged, *marks, codes])
     return text.getvalue()

@@ -34,6 +34,14 @@ def make_table1(page: Page) -> None:
     compare(page, "BA-BFL", "Nbl", "population_std")
 
 
+def make_equations(page: Page) -> None:
+    compare(page, "BA-BFL", "Nbl", "population_std", "runs by the paper's equations")
+
+
+def make_ivon(page: Page) -> None:
+    compare(page, "BA-BFL", "Model", "population_std")
+
+
 def draw_partition(page: Page) -> None:
     """Figure 2: how many examples of each class each client has."""
     from matplotlib.figure import Figure
@@ -60,16 +68,28 @@ def draw_partition(page: Page) -> None:
     page.save_figure(figure)
 
 
+def find_equal(stats: Mapping[tuple[str, int], report.Stats]) -> list[tuple[str, ...]]:
+    """Put rules together whose results are the same in all digits that the table has, at every number of layers."""
+    found: dict[tuple[object, ...], tuple[str, ...]] = {}
+    for rule in RULES:
+        shown = tuple((n, f"{s.mean:.4f} {s.population_std:.4f}") for n in (1, 2, 3) if (s := stats.get((rule, n))))
+        if shown:
+            found[shown] = (*found.get(shown, ()), rule)
+    return list(found.values())
+
+
 def draw_lines(axes: "Axes", stats: Mapping[tuple[str, int], report.Stats]) -> None:
     """By rule and number of layers; rules stand a little apart, so that their bars do not hide one another."""
     start = [(0.0, stats["FedAVG", 0])] if ("FedAVG", 0) in stats else []
-    for number, rule in enumerate(RULES):
-        points = [(n + 0.06 * (number - 2), stats[rule, n]) for n in (1, 2, 3) if (rule, n) in stats]
-        if points:
-            x, y = zip(*((x, found.mean) for x, found in start + points), strict=True)
-            axes.plot(x, y, lw=1, color=f"C{number}")
-            x, y, error = zip(*((x, found.mean, found.population_std) for x, found in points), strict=True)
-            axes.errorbar(x, y, error, fmt="o", ms=4, capsize=2, color=f"C{number}", label=rule)
+    lines = find_equal(stats)
+    for number, rules in enumerate(lines):
+        apart = 0.06 * (number - (len(lines) - 1) / 2)
+        points = [(n + apart, stats[rules[0], n]) for n in (1, 2, 3) if (rules[0], n) in stats]
+        color = f"C{RULES.index(rules[0])}"
+        x, y = zip(*((x, found.mean) for x, found in start + points), strict=True)
+        axes.plot(x, y, lw=1, color=color)
+        x, y, error = zip(*((x, found.mean, found.population_std) for x, found in points), strict=True)
+        axes.errorbar(x, y, error, fmt="o", ms=4, capsize=2, color=color, label=", ".join(rules))
     for position, found in start:
         axes.errorbar(
             position, found.mean, found.population_std, fmt="s", ms=5, capsize=2, color="black", label="FedAvg"
@@ -98,19 +118,24 @@ def draw_layers(page: Page) -> None:
                     stats[rule, int(layers)] = found
             for (rule, number), found in sorted(stats.items(), key=lambda item: (item[0][1], item[0][0])):
                 line = {"dataset": dataset, "quantity": label, "layers": number, "rule": rule, "mean": found.mean}
-                lines.append(line | {"population_std": found.population_std, "seeds": found.num})
+                spread = found.population_std if found.num > 1 else None
+                lines.append(line | {"population_std": spread, "seeds": found.num})
             draw_lines(grid[i, j], stats)
             grid[i, j].set(xticks=range(4), ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
     figure.supxlabel("Bayesian layers (0: FedAvg)")
     legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
     handles = {label: handle for legend in legends for handle, label in legend}
-    shown = [label for label in ("FedAvg", *RULES) if label in handles]
+    shown = sorted(handles, key=lambda label: label != "FedAvg")
     figure.legend([handles[label] for label in shown], shown, loc="outside right upper", fontsize=8)
     head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
-    rows = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in line.values()] for line in lines]
+    rows = [[_text(value) for value in line.values()] for line in lines]
     text = f"# BA-BFL, {page.table.name}: runs by the released code\n"
     page.write(text + "\n" + report.markdown(head, rows), lines)
     page.save_figure(figure)
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def draw_figure1(to: Path) -> None:
@@ -119,5 +144,11 @@ def draw_figure1(to: Path) -> None:
     draw_toy(to, "ba_bfl_figure1", title, panels, (1, 2))
 
 
-MAKERS: dict[str, Maker] = {"table1": make_table1, "figure2": draw_partition, **dict.fromkeys(FIGURES, draw_layers)}
+MAKERS: dict[str, Maker] = {
+    "table1": make_table1,
+    "table1_equations": make_equations,
+    "ivon": make_ivon,
+    "figure2": draw_partition,
+    **dict.fromkeys(FIGURES, draw_layers),
+}
 WITHOUT_RUNS: dict[str, Callable[[Path], None]] = {"figure1": draw_figure1}

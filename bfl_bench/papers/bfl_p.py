@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from bfl_bench import records, report
 from bfl_bench.papers.pages import Maker, Page
-from bfl_bench.papers.rules import compare
+from bfl_bench.papers.rules import METRICS, compare
 from bfl_bench.papers.tables import read_published_rows
-from bfl_bench.report import Run
+from bfl_bench.report import Group, Run
 
 Floats = NDArray[np.float64]
 
@@ -87,6 +87,30 @@ def make_table(page: Page) -> None:
     compare(page, "BFL-P", "Model", "standard_error")
 
 
+def make_equations(page: Page) -> None:
+    compare(page, "BFL-P", "Model", "standard_error", "runs by the paper's equations")
+
+
+def make_variances(page: Page) -> None:
+    """A row per rule, each quantity by the equations and by the released code."""
+    found: dict[str, dict[str, Group]] = {}
+    for group in page.groups():
+        rule, way = page.cell(group).label.split(" / ")
+        found.setdefault(rule, {})[way] = group
+    lines: list[list[str]] = []
+    cells: list[dict[str, object]] = []
+    for rule, ways in found.items():
+        stats = {
+            f"{title}, {way}": ways[way].stats(column, factor) if way in ways else None
+            for title, column, factor in METRICS.values()
+            for way in ("equations", "released")
+        }
+        lines.append([rule, *("-" if found is None else f"{found.mean:.4g}" for found in stats.values())])
+        cells.append({"rule": rule} | {name: found.mean if found else None for name, found in stats.items()})
+    text = "# BFL-P's setting, last round: variances learnt, by the equations, or frozen, by the released code\n\n"
+    page.write(text + report.markdown(["rule", *stats], lines), cells)
+
+
 def make_table5(page: Page) -> None:
     """By the clock, as clients' seconds overlap."""
     published = {} if page.scale == "smoke" else read_published_rows("bfl_p", "5")
@@ -127,6 +151,8 @@ def make_table2(to: Path) -> None:
 
 MAKERS: dict[str, Maker] = {
     **dict.fromkeys(("table1", "table3", "table4", "table4_100"), make_table),
+    "table1_equations": make_equations,
     "table5": make_table5,
+    "variances": make_variances,
 }
 WITHOUT_RUNS: dict[str, Callable[[Path], None]] = {"figure1": draw_figure1, "table2": make_table2}

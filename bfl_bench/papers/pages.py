@@ -54,16 +54,23 @@ class Page:
         """What the paper prints, by row and column; nothing beside random stand-in data."""
         if self.scale == "smoke":
             return {}
-        return read_published(self.table.paper, number or self.table.name.removeprefix("table"))
+        return read_published(self.table.paper, number or self.table.published)
 
     def write(self, text: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Write Markdown, LaTeX and CSV, with the scale in the tables, and the commands for what is missing."""
         last = f"| scale {self.scale}: {self.shortened} |\n" if self.shortened else ""
+        last += "| (?): one seed here, so that no difference can be marked as beyond the spread |\n" * ("(?)" in text)
         body = add_last_row(text, last) + self.describe_missing() + report.describe_notes(self.notes)
         scale = {"scale": f"{self.scale}: {self.shortened}" if self.shortened else self.scale}
         report.write(self.to, self.name, body, [{**row, **scale} for row in rows])
 
     def save_figure(self, figure: Any) -> None:
+        """Save a figure; along an axis of rounds there are ticks at whole rounds only."""
+        from matplotlib.ticker import MaxNLocator
+
+        for axes in figure.axes:
+            if "round" in (axes.get_xlabel(), figure.get_supxlabel()):
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         report.save_figure(figure, self.to, self.name)
 
     def describe_missing(self) -> str:

@@ -4,7 +4,7 @@ import math
 
 from bfl_bench.papers.pages import Page
 from bfl_bench.papers.tables import Row, read_published_rows
-from bfl_bench.report import is_beyond, markdown
+from bfl_bench.report import mark, markdown
 
 METRICS = {  # metric in published/*.csv: heading, column of metrics.csv, factor
     "acc_percent": ("Acc (%)", "ga", 100),
@@ -14,13 +14,13 @@ METRICS = {  # metric in published/*.csv: heading, column of metrics.csv, factor
 }
 
 
-def compare(page: Page, paper: str, head: str, spread: str) -> None:
+def compare(page: Page, paper: str, head: str, spread: str, how: str = "runs by the released code") -> None:
     """A section per dataset, a row per cell; `spread` is the property of Stats that the paper prints."""
-    number = page.table.name.removeprefix("table")
+    number = page.table.published
     there = read_published_rows(page.table.paper, number)
     published = {} if page.scale == "smoke" else there
     metrics = {metric: METRICS[metric] for _, _, metric in there}
-    text = f"# {paper}, table {number}: runs by the released code\n\n"
+    text = f"# {paper}, {f'table {number}' if number[0].isdigit() else page.table.title}: {how}\n\n"
     text += f"Last round; mean +- {spread.replace('_', ' ')} over seeds; diff.: ours - paper's, (!) where it is "
     text += "beyond both spreads together.\n"
     cells: list[dict[str, object]] = []
@@ -39,9 +39,8 @@ def compare(page: Page, paper: str, head: str, spread: str) -> None:
                 mean, ours_spread = (ours.mean, getattr(ours, spread)) if ours else (None, None)
                 value, value_spread = published.get((dataset, row, metric), (None, None))
                 difference = None if mean is None or value is None else mean - value
-                mark = " (!)" if is_beyond(difference, ours_spread, value_spread) else ""
                 line += [_number(mean, ours_spread), _number(value, value_spread)]
-                line.append(_number(difference, sign="+") + mark)
+                line.append(_number(difference, sign="+") + mark(difference, ours_spread, value_spread))
                 names = dict(zip(("partition", "model", "aggregator"), row, strict=True))
                 found: dict[str, object] = {"dataset": dataset, **names, "metric": metric}
                 found |= {"value": mean, "spread": ours_spread, "seeds": ours.num if ours else 0}

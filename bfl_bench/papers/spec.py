@@ -24,7 +24,7 @@ from bfl_bench.records import config_folder
 Place = tuple[str, dict[str, Any]]
 """An item of an axis: what it is called, and its values."""
 
-KEYS = {"title", "of", "experiment", "values", "row", "column", "cells", "grid", "seeds", "scales"}
+KEYS = {"title", "of", "published", "experiment", "values", "row", "column", "cells", "grid", "seeds", "scales"}
 SILENT = ("eval.batch_size", "eval.local_every")  # they change no result, only which are taken along
 SCALE_KEYS = {"values", "cells", "also", "grid", "seeds", "limit"}
 
@@ -76,6 +76,11 @@ class Table:
     @property
     def full_name(self) -> str:
         return f"{self.paper}_{self.name}"
+
+    @property
+    def published(self) -> str:
+        """Which of the paper's tables its numbers stand beside, as published/*.csv call it."""
+        return str(self.content.get("published", self.name.removeprefix("table")))
 
     @property
     def scales(self) -> list[str]:

@@ -18,13 +18,13 @@ def read_published(paper: str, table: str) -> dict[tuple[str, str], float]:
         return {(c["row"], c["column"]): float(c["value"]) for c in csv.DictReader(file) if c["table"] == table}
 
 
-def read_published_rows(paper: str, table: str) -> dict[tuple[str, Row, str], tuple[float, float]]:
-    """Value and spread by dataset, row and metric, of BFL-P and BA-BFL."""
+def read_published_rows(paper: str, table: str) -> dict[tuple[str, Row, str], tuple[float, float | None]]:
+    """Value and spread, None where none is printed, by dataset, row and metric, of BFL-P and BA-BFL."""
     with (HERE / "published" / f"{paper}.csv").open(newline="") as file:
         return {
             (c["dataset"], (c["partition"], c["model"], c["aggregator"]), c["metric"]): (
                 float(c["value"]),
-                float(c["spread"]),
+                float(c["spread"]) if c["spread"] else None,
             )
             for c in csv.DictReader(file)
             if c["table"] == table

@@ -26,6 +26,7 @@ from bfl_bench.report.runs import (
     flatten,
     group_over_seeds,
     is_beyond,
+    mark,
     summarise,
     without,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "flatten",
     "group_over_seeds",
     "is_beyond",
+    "mark",
     "markdown",
     "need",
     "parse_arguments",

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import io
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,8 @@ def parse_arguments(description: str, commands: Iterable[str]) -> argparse.Names
     """`where` of the result holds the asked values of config keys, the dataset among them."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=list(commands))
-    parser.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help="folders with runs below")
+    told = "folders with runs below, or archives of runs; `reference`: those that are shipped"
+    parser.add_argument("--runs", type=Path, nargs="+", default=[Path("outputs")], help=told)
     parser.add_argument("--to", type=Path, default=Path("outputs/report"), help="folder for what is made")
     parser.add_argument("--dataset", help="only runs on this dataset")
     parser.add_argument(
@@ -96,11 +98,17 @@ def cells_as_markdown(cells: Sequence[Mapping[str, object]]) -> str:
 
 
 def latex(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """A tabular of booktabs, with the caption as a comment."""
-    lines = [" & ".join(map(_escape, row)) + r" \\" for row in (head, *rows)]
+    """A tabular of booktabs, with the caption as a comment; a row of one cell goes across all columns."""
+    lines = [_latex_row(row, len(head)) for row in (head, *rows)]
     body = "\n".join([lines[0], r"\midrule", *lines[1:]])
     columns = "l" * len(head)
     return f"% {caption}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+
+
+def _latex_row(row: Sequence[str], width: int) -> str:
+    if len(row) == 1 < width:
+        return rf"\multicolumn{{{width}}}{{p{{0.9\linewidth}}}}{{{_escape(row[0])}}} \\"
+    return " & ".join(map(_escape, row)) + r" \\"
 
 
 def _escape(cell: str) -> str:
@@ -146,11 +154,16 @@ def write(to: Path, name: str, text: str, rows: Sequence[Mapping[str, object]]) 
     table = io.StringIO(newline="")
     writer = csv.DictWriter(table, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: empty_if_nan(value) for key, value in row.items()} for row in rows)
     records.write_text(to / f"{name}.md", text)
     records.write_text(to / f"{name}.tex", latex_of(text))
     records.write_text(to / f"{name}.csv", table.getvalue())
     print(text)
+
+
+def empty_if_nan(value: object) -> object:
+    """Leave out in CSV what does not exist, such as the spread of one seed."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def save_figure(figure: "Figure", to: Path, name: str) -> None:

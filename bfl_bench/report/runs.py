@@ -70,8 +70,7 @@ class Stats(NamedTuple):
         if paper is None:
             return [self.describe(digits), "-", "-"]
         difference = self.mean - paper
-        mark = " (!)" if is_beyond(difference, self.std) else ""
-        return [self.describe(digits), f"{paper:.{digits}f}", f"{difference:+.{digits}f}{mark}"]
+        return [self.describe(digits), f"{paper:.{digits}f}", f"{difference:+.{digits}f}{mark(difference, self.std)}"]
 
 
 def summarise(values: Sequence[float]) -> Stats:
@@ -112,7 +111,7 @@ def locate(path: Path) -> Path | None:
     places = [path]
     if path.parts[:1] == ("reference",):
         places.append(records.reference_folder().joinpath(*path.parts[1:]))
-    candidates = [found for place in places for found in (place, place.with_name(place.name + SUFFIX))]
+    candidates = [found for place in places for found in (place, Path(f"{place}{SUFFIX}"))]
     return next((found for found in candidates if found.exists()), None)
 
 
@@ -184,6 +183,8 @@ def find_runs(
         accepted = ("done", "diverged") if diverged else ("done",)
         if summary is None or summary["status"] not in accepted:
             notes.append(f"{folder}: {summary['status'] if summary else 'not finished'}; not in the means")
+        elif identity in runs and not isinstance(folder, Path) and not isinstance(runs[identity].folder, Path):
+            pass  # tables share runs, and so do their archives
         elif identity in runs:
             notes.append(f"{folder}: the same config as {runs[identity].folder}; counted once")
         else:
@@ -237,6 +238,15 @@ def is_beyond(difference: float | None, ours: float | None, theirs: float | None
     if difference is None or ours is None or math.isnan(ours):
         return False
     return abs(difference) > ours + (theirs or 0.0)
+
+
+def mark(difference: float | None, ours: float | None, theirs: float | None = None) -> str:
+    """Mark a difference beyond the spread (!), and one of which nobody can say it, for want of a second seed (?)."""
+    if difference is None or ours is None:
+        return ""
+    if math.isnan(ours):
+        return " (?)"
+    return " (!)" if is_beyond(difference, ours, theirs) else ""
 
 
 def without(config: Config, keys: Sequence[str]) -> Config:
