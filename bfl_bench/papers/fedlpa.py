@@ -51,7 +51,7 @@ def accuracies(cell: Cell, run: Run) -> dict[str, float]:
 
 
 def make_table(page: Page) -> None:
-    paper = page.published()
+    paper = page.published("5" if page.table.name == "initials" else None)
     found: dict[tuple[str, str, str, str], list[float]] = {}
     for cell, run in page.entries:
         row, column = page.table.row(cell), page.table.column(cell)
@@ -64,7 +64,7 @@ def make_table(page: Page) -> None:
         lines.append([row, name, *ours.compare(theirs), str(ours.num), own])
         output.append({"row": row, "method": name, "mean": ours.mean, "std": ours.std, "paper": theirs, "n": ours.num})
         output[-1]["set for this cell"] = own
-    text = f"# FedLPA, table {page.table.name.removeprefix('table')}: accuracy (%) after one round\n\n"
+    text = f"# FedLPA, {page.table.name.replace('table', 'table ')}: accuracy (%) after one round\n\n"
     text += "Ours: mean +- standard deviation over seeds. What "
     text += "follows the paper's +- is no standard deviation over its three partitions and is left out; (!): the "
     text += "difference is beyond our standard deviation.\n\n"
@@ -330,6 +330,7 @@ def make_figure6(to: Path) -> None:
 ACCURACIES = ("1", "2", "3", "5", "6", "7", "8", "9", "10", "11")
 MAKERS: dict[str, Maker] = {
     **{f"table{table}": make_table for table in ACCURACIES},
+    "initials": make_table,
     **dict.fromkeys(("table4", "table12", "costs"), make_costs),
     **dict.fromkeys(("figure1", "figure4", "figure5"), make_pictures),
     "figure2": make_figure2,
