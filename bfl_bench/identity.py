@@ -41,6 +41,9 @@ ADDED: dict[str, Any] = {
     "mlp.dropout": 0.0,
     "lenet.dropout": 0.0,
     "cnn.dropout": 0.0,
+    "partition.seed": None,
+    "Dense.student": "broadcast",
+    "Dense.flip": False,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

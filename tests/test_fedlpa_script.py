@@ -1,6 +1,7 @@
 """scripts/fedlpa.py: tables out of runs and published numbers, pictures of small networks."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from bfl_bench.commands.cells import compose_cells
 from bfl_bench.papers.spec import find_table, list_cells
 from bfl_bench.papers.tables import HERE
-from bfl_bench.records import TIMING, TIMING_COLUMNS, Cell, Table
+from bfl_bench.records import SUMMARY, TIMING, TIMING_COLUMNS, Cell, Table
 from tests.composing import call_script, write_run
 from tests.conftest import BflRun
 
@@ -61,6 +62,31 @@ def test_table_5_names_every_solver_and_the_authors_rule(tmp_path: Path) -> None
     assert "better of EA and gradient descent on the test set | 65.00 | 67.63 | -2.63 | 1 |" in text
     assert "| FMNIST, #C=2, E=10 | FedAvg | 20.00 | 23.83 | -3.83 | 1 |" in text
     assert "`bfl-paper run fedlpa_table5 cell=DENSE dataset=FMNIST,CIFAR-10,MNIST,SVHN 'split=beta=0.01," in text
+
+
+def test_a_repaired_split_stands_in_the_table(tmp_path: Path) -> None:
+    folder = write_cell(tmp_path / "outputs", "fedlpa_table5", "FedAvg", {"round": 1, "ga": 0.5}, dataset="FMNIST")
+    summary = json.loads((folder / SUMMARY).read_text()) | {"partition": {"path": "repaired", "moved": 7}}
+    (folder / SUMMARY).write_text(json.dumps(summary))
+    done = call_script("fedlpa", "table5", cwd=tmp_path)
+    assert f"| The splits of 1 of 1 runs were repaired, as no draw sufficed ({folder.name}: 7 examples" in done.stdout
+    assert "repaired" in (tmp_path / "outputs/report/fedlpa_table5.tex").read_text()
+
+
+def test_figure_2_shows_every_round_of_every_seed(tmp_path: Path) -> None:
+    """A run that goes on from another is drawn behind it; rounds are means over the seeds."""
+    cells = list_cells(find_table("fedlpa_figure2"), "cpu")
+    first = {"FedAvg": 0.4, "FedLPA, CG, once": 0.6, "FedLPA, CG, once, then FedAvg": 0.3}
+    for one in compose_cells([cell for cell in cells if cell.label in first and cell.seed < 2]):
+        rows: list[dict[str, Cell]] = [
+            {"round": r, "ga": first[one.cell.label] + 0.1 * r + 0.02 * one.cell.seed}
+            for r in range(one.config["rounds"])
+        ]
+        write_run(tmp_path / "outputs", one.config, *rows)
+    text = " ".join(call_script("fedlpa", "figure2", cwd=tmp_path).stdout.split())
+    assert "| FedAvg | 2 | 41.00 +- 1.41 | 51.00 +- 1.41 | 61.00 +- 1.41 | 71.00 +- 1.41 | 81.00 +- 1.41 |" in text
+    assert "| FedLPA, CG, once, then FedAvg | 2 | 61.00 +- 1.41 | 31.00 +- 1.41 | 41.00 +- 1.41 |" in text
+    assert "| FedLPA, CG, once |" not in text
 
 
 def test_costs(tmp_path: Path) -> None:

@@ -200,6 +200,16 @@ def test_rows_of_different_code_are_named_and_a_continued_run_has_both(tmp_path:
     assert "2 different versions of the code: commit 22222222 and commit 11111111; bfl-bench 0.1.0." in text
 
 
+def test_repaired_splits_are_named(tmp_path: Path, call: Any) -> None:
+    folder = make(tmp_path, "fola", 0)
+    make(tmp_path, "fedavg", 0)
+    assert "repaired" not in call(tmp_path)
+    path = folder / records.SUMMARY
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"partition": {"path": "repaired", "moved": 90}}))
+    sentence = f"The splits of 1 of 2 runs were repaired, as no draw sufficed ({folder.name}: 90 examples moved)."
+    assert sentence in call(tmp_path)
+
+
 # LaTeX
 
 

@@ -46,7 +46,8 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     try:
         dataset, partition, own_test = _split(plan, dataset)
     except ConfigError as error:
-        raise error if error.key in ("num_clients", "seed") else error.below("partition") from None
+        top = ("num_clients", "seed") if plan.split_seed == settings.seed else ("num_clients",)
+        raise error if error.key in top else error.below("partition") from None
     task = _make_task(plan, dataset, partition, server_data)
     start, reference = _read_earlier_runs(plan, task.model)
     worker = Worker(
@@ -171,21 +172,21 @@ def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints]
     """
     settings, labels = plan.settings, first_labels(dataset.train)
     if isinstance(plan.partition, Natural) and dataset.owners is not None:
-        chosen = plan.partition.choose(len(dataset.owners.names), settings.num_clients, settings.seed)
+        chosen = plan.partition.choose(len(dataset.owners.names), settings.num_clients, plan.split_seed)
         partition = Partition.of(labels, indices_of(dataset.owners.train.numpy(), chosen))
-        partition = hold_out(partition, plan.validation, settings.seed)
+        partition = hold_out(partition, plan.validation, plan.split_seed)
         own = indices_of(dataset.owners.test.numpy(), chosen)
     else:
         assert settings.num_clients is not None or isinstance(plan.partition, Natural)
-        partition = plan.partition.split(labels, dataset.num_classes, settings.num_clients or 1, settings.seed)
+        partition = plan.partition.split(labels, dataset.num_classes, settings.num_clients or 1, plan.split_seed)
         counts = partition.label_counts(labels, dataset.num_classes)
         if partition.validation is None:
-            partition = hold_out(partition, plan.validation, settings.seed)
+            partition = hold_out(partition, plan.validation, plan.split_seed)
         elif plan.validation:
             raise ConfigError("validation", plan.validation, "0: the partition's file says which examples are held out")
         if not plan.own_test:
             return dataset, partition, None
-        own = deal_test(counts, first_labels(dataset.test), settings.seed)
+        own = deal_test(counts, first_labels(dataset.test), plan.split_seed)
     kept = np.sort(np.concatenate(own))
     if not len(kept):
         raise ConfigError("test", "per_client", "shared; no client has a test example of its own")
@@ -253,11 +254,17 @@ def _read_earlier_run(key: str, plan: Plan) -> Tensors | None:
 
 
 def _describe_data(dataset: Dataset, device: torch.device) -> DataInfo:
-    """The range of a channel is that of the test inputs, which are as the network gets them."""
-    x = dataset.test.x.transpose(0, 1).flatten(1)  # (channels, ...)
+    """Take the range of each channel from the training inputs, as the network gets them but not augmented."""
+    lows: list[torch.Tensor] = []
+    highs: list[torch.Tensor] = []
+    for part in torch.split(dataset.train.x, 5000):
+        x = part if dataset.normalise is None else dataset.normalise(part)
+        others = [axis for axis in range(x.dim()) if axis != 1]
+        lows.append(x.amin(others))
+        highs.append(x.amax(others))
     broadcast = (-1, *[1] * (len(dataset.input_shape) - 1))
-    low, high = (bound.view(broadcast).to(device) for bound in (x.amin(1), x.amax(1)))
-    return DataInfo(dataset.input_shape, low, high)
+    low, high = torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+    return DataInfo(dataset.input_shape, low.view(broadcast).to(device), high.view(broadcast).to(device))
 
 
 def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, ServerData | None]:

@@ -65,6 +65,7 @@ class Plan:
     partition: PartitionConfig
     own_test: bool
     validation: float
+    split_seed: int  # of the partition
     make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
     model_name: str
     gaussian: GaussianSettings | None
@@ -117,6 +118,8 @@ def plan(config: Mapping[str, Any]) -> Plan:
     check_value("partition.test", own_test, Literal["auto", "shared", "per_client"])
     validation = partition_node.pop("validation", 0)
     check_value("partition.validation", validation, Annotated[float, Between(0, 0.9)])
+    split_seed = partition_node.pop("seed", None)
+    check_value("partition.seed", split_seed, Annotated[int, AtLeast(0)] | None)
     partition = construct("partition", {"partition": partition_node})
     if settings.num_clients is None and not isinstance(partition, Natural):
         raise ConfigError("num_clients", None, f"a number with partition {partition.name}")
@@ -150,6 +153,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
         partition=partition,
         own_test=own_test == "per_client" or (own_test == "auto" and personal),
         validation=validation,
+        split_seed=settings.seed if split_seed is None else split_seed,
         make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),
         model_name=config["model"]["name"],
         gaussian=gaussian,

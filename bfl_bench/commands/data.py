@@ -79,13 +79,17 @@ def run_command(command: str, name: str, data_dir: Path) -> int:
             print(f"{name}: embedded, there is nothing to {command}")
         elif command == "get":
             SOURCES[name].get(data_dir)
-            print(f"{name}: present and verified in {SOURCES[name].status(data_dir).where}")
+            print(f"{name}: present, {SOURCES[name].describe_verified(data_dir)}, in {_folder(name, data_dir)}")
         else:
             SOURCES[name].verify(data_dir)
-            print(f"{name}: every file is as published, in {SOURCES[name].status(data_dir).where}")
+            print(f"{name}: {SOURCES[name].describe_verified(data_dir)}, in {_folder(name, data_dir)}")
     except BflError as error:
         return report(error)
     return 0
+
+
+def _folder(name: str, data_dir: Path) -> Path:
+    return SOURCES[name].status(data_dir).where
 
 
 def report(error: BflError) -> int:

@@ -29,7 +29,7 @@ from bfl_bench.report.html import make_page
 from bfl_bench.report.latex import latex_tables
 from bfl_bench.report.listing import compare_two, list_runs
 from bfl_bench.report.output import describe_notes, empty_if_nan, markdown, parse_where, wrapped
-from bfl_bench.report.provenance import codes_of, describe_mixtures
+from bfl_bench.report.provenance import codes_of, describe_mixtures, describe_repairs
 from bfl_bench.report.runs import Config, Run, find_runs, on_stand_in
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         *describe_missing_rows(comparison),
         *rank_sentences(arguments, comparison.rows),
         *describe_mixtures(comparison.rows),
+        *describe_repairs(chosen.runs),
         *describe_withheld(comparison.rows),
     ]
     _give(arguments.to, report(arguments, comparison, remarks, chosen.notes))

@@ -480,6 +480,14 @@ TABLES: Mapping[str, Sequence[Column]] = {
             of="fedlpa",
         ),
         Column(
+            name="unsolved_layers",
+            label="unsolved layers",
+            definition="layers at which the solver did not do its work: cg stopped at method.max_steps above "
+            "method.tolerance, or gd ended with a larger residual than the closed form that it started from",
+            direction="down",
+            of="fedlpa",
+        ),
+        Column(
             name="ae",
             label="aggregation error",
             definition="D of the global model, where D(theta) = (theta - mean)^T precision (theta - mean) / 2 under "

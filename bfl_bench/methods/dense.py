@@ -4,13 +4,16 @@ Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu: "DENSE: Data-Free One-Shot Federated L
 Clients train as in FedAvg. In every epoch the server trains a fresh generator, and its noise, so that the mean of the
 clients' logits names random labels (cross-entropy), fits their batch statistics (for networks with BatchNorm) and
 differs from what the global model says (only where the two disagree on the class). The images go into a pool, and the
-global model learns the ensemble's predictions on all of it. It starts from the broadcast model.
+global model, the student, learns the ensemble's predictions on all of it.
 
-Deviations: the authors' code also crops and flips the invented images.
+Deviations: the authors' code shifts and flips images at random before the generator's loss is taken; keeps them as
+pictures of 256 grey values; and draws the pool's images flipped or not, of CIFAR also shifted (`flip` is the former).
+It reports the best epoch on the test set beside the last; here it is the last. Its student is a network of its own
+(`student: fresh`); the paper's Algorithm 1 does not say, and the default is the broadcast model.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +32,6 @@ from bfl_bench.rng import derive_seed, seeded_globally
 
 @dataclass(frozen=True)
 class Dense(PointMethod):
-    needs: ClassVar[Needs] = Needs(any_server_step=True, classes=True)
-
     epochs: Annotated[int, AtLeast(1)]
     generator_steps: Annotated[int, AtLeast(1)]
     generator_lr: Annotated[float, Above(0)]
@@ -43,6 +44,12 @@ class Dense(PointMethod):
     batch_size: Annotated[int, AtLeast(1)]
     lr: Annotated[float, Above(0)]
     momentum: Annotated[float, Between(0, 0.999999)]
+    student: Literal["broadcast", "fresh"]
+    flip: bool
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(any_server_step=True, classes=True, num_initials=2 if self.student == "fresh" else 1)
 
     def check(self, task: Task) -> None:
         shape = task.data.input_shape
@@ -57,18 +64,24 @@ class Dense(PointMethod):
         for client_id, message in replies:
             tensors = {entry.name: entry.view(message["params"]) for entry in layout.entries}
             clients.append((task.weight(self.weights, client_id), tensors))
-        student = Student(task, state["params"], Sgd(self.momentum), self.lr)
+        start = task.initials[1] if self.student == "fresh" else state["params"]
+        student = Student(task, start, Sgd(self.momentum), self.lr)
         images: list[Tensor] = []
         targets: list[Tensor] = []
         metrics: dict[str, float] = {}
         for epoch in range(self.epochs):
             seed = derive_seed(rng.initial_seed(), "generator", epoch)
             invented, metrics["generator_loss"] = self.invent(task, clients, seed)
-            images.append(invented)
+            views = [invented, invented.flip(-1)] if self.flip else [invented]
+            images.append(torch.stack(views, dim=1))
             with torch.no_grad():
-                targets.append((ensemble(task, clients, invented)[0] / self.temperature).softmax(1))
+                taught = [(ensemble(task, clients, view)[0] / self.temperature).softmax(1) for view in views]
+            targets.append(torch.stack(taught, dim=1))
+            x, y = torch.cat(images), torch.cat(targets)  # (pool, views, ...)
+            rows = torch.arange(len(x), device=x.device)
+            chosen = torch.randint(2, (len(x),), generator=rng).to(x.device) if self.flip else torch.zeros_like(rows)
             metrics["distillation_loss"] = student.train_epoch(
-                torch.cat(images), torch.cat(targets), self.batch_size, rng, self.temperature
+                x[rows, chosen], y[rows, chosen], self.batch_size, rng, self.temperature
             )
         return task.server.move(state, task.model.vector), metrics
 

@@ -3,13 +3,15 @@
 Liu, Liu, Ye, Shen, Li, Jiang, Li: "FedLPA: One-shot Federated Learning with Layer-Wise Posterior Aggregation", NeurIPS
 2024, Algorithm 1. Clients train as in FedAvg, then one pass over their data gives A and B of every layer, the Kronecker
 factors of the empirical Fisher, damped as in eq. 30. They send the model and the upper triangles. The server wants the
-mean of the product of these Gaussians: sum_k p_k B_k M A_k = sum_k p_k B_k M_k A_k for every layer (eqs. 13-14).
+mean of the product of these Gaussians: sum_k B_k M A_k = sum_k B_k M_k A_k for every layer (eqs. 11-14).
 
 Deviations: `solver: cg` solves it to a relative residual, where the paper descends on its square; `gd` is that descent,
-`ea` the closed form of Appendix E. Weights p_k sum to one; as eq. 35 is printed, K equal clients would give M / K. In
-further rounds clients start from the aggregated model and nothing else is carried over.
+`ea` the closed form of Appendix E. `weights: size` gives each sum the weights n_k / n of the released code. In `ea`
+the weights sum to one: as eq. 35 is printed, K equal clients would give M / K. In further rounds clients start from the
+aggregated model and nothing else is carried over.
 """
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -22,6 +24,8 @@ from bfl_bench.inference import kronecker
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
+
+log = logging.getLogger(__name__)
 
 Solver = Literal["cg", "gd", "ea"]
 
@@ -67,23 +71,37 @@ class FedLpa(PointMethod):
             mean.add(message["params"], weights[-1])
         aggregated = mean.result()  # of what is in no layer, such as statistics of the network
         shares = torch.tensor(weights, dtype=torch.float64, device=aggregated.device) / sum(weights)
-        residual, num_steps = 0.0, 0
+        residual, num_steps, num_unsolved = 0.0, 0, 0
         for layer in kronecker.find_layers(task.model):
             a, b = (_stack(messages, f"{layer.name}.{factor}") for factor in "AB")
             means = torch.stack([layer.read(message["params"].double()) for message in messages])
             posteriors = kronecker.Posteriors(a, b, means, shares)
-            matrix, steps = self._solve(posteriors)
+            matrix, steps, alarm = self._solve(posteriors)
+            if alarm:
+                log.warning("fedlpa: layer %s: %s", layer.name, alarm)
             layer.write(aggregated, matrix)
             residual, num_steps = max(residual, posteriors.residual(matrix)), num_steps + steps
-        return task.server.move(state, aggregated), {"residual": residual, "solver_steps": float(num_steps)}
+            num_unsolved += bool(alarm)
+        found = {"residual": residual, "solver_steps": num_steps, "unsolved_layers": num_unsolved}
+        return task.server.move(state, aggregated), {name: float(value) for name, value in found.items()}
 
-    def _solve(self, posteriors: kronecker.Posteriors) -> tuple[Tensor, int]:
+    def _solve(self, posteriors: kronecker.Posteriors) -> tuple[Tensor, int, str]:
+        """Return the mean of the product, the number of steps, and a sentence where the solver did not do its work."""
         start = posteriors.approximate_inverse()(posteriors.right_side())
         if self.solver == "ea":
-            return start, 0
+            return start, 0, ""
         if self.solver == "gd":
-            return posteriors.descend(start, self.descent_steps, self.descent_lr), self.descent_steps
-        return posteriors.conjugate_gradients(start, self.tolerance, self.max_steps)
+            matrix, steps = posteriors.descend(start, self.descent_steps, self.descent_lr), self.descent_steps
+            found, before = posteriors.residual(matrix), posteriors.residual(start)
+            worse = f"{steps} steps of gradient descent went from a residual of {before:.1e}, the closed form's, to "
+            return matrix, steps, "" if found <= before else f"{worse}{found:.1e}; a smaller method.descent_lr may help"
+        matrix, steps = posteriors.conjugate_gradients(start, self.tolerance, self.max_steps)
+        found = posteriors.residual(matrix)
+        short = steps == self.max_steps and found > self.tolerance
+        stopped = (
+            f"conjugate gradients stopped after {steps} steps at a residual of {found:.1e}, not {self.tolerance:.1e}"
+        )
+        return matrix, steps, f"{stopped}; raise method.max_steps or method.damping" if short else ""
 
 
 def _stack(messages: list[Tensors], name: str) -> Tensor:

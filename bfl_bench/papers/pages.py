@@ -1,7 +1,7 @@
 """A table or figure at a scale, with the runs of its cells, and what is written of it.
 
 A run belongs to a cell if it is what the cell's config says, and to none otherwise. What a scale shortens stands in the
-table itself: as its last row, and in CSV as a column.
+table itself: as its last row, and in CSV as a column; so do splits that were repaired, as a row.
 """
 
 import json
@@ -14,6 +14,7 @@ from bfl_bench import report
 from bfl_bench.papers.spec import Cell, Table, axes_of
 from bfl_bench.papers.tables import read_published
 from bfl_bench.report import Group, Run, Stats
+from bfl_bench.report.provenance import describe_repairs
 
 MOST_LINES = 20  # of commands for what is missing, before there is one for all
 
@@ -58,8 +59,10 @@ class Page:
 
     def write(self, text: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Write Markdown, LaTeX and CSV, with the scale in the tables, and the commands for what is missing."""
-        last = f"| scale {self.scale}: {self.shortened} |\n" if self.shortened else ""
-        last += "| (?): one seed here, so that no difference can be marked as beyond the spread |\n" * ("(?)" in text)
+        said = [f"scale {self.scale}: {self.shortened}"] if self.shortened else []
+        said += ["(?): one seed here, so that no difference can be marked as beyond the spread"] * ("(?)" in text)
+        last = "".join(f"| {sentence} |
+" for sentence in [*said, *describe_repairs(self.runs)])
         body = add_last_row(text, last) + self.describe_missing() + report.describe_notes(self.notes)
         scale = {"scale": f"{self.scale}: {self.shortened}" if self.shortened else self.scale}
         report.write(self.to, self.name, body, [{**row, **scale} for row in rows])

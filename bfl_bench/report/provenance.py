@@ -1,11 +1,12 @@
-"""With which code runs were made: the commit of bfl-bench, and the digests of a user's own modules."""
+"""How runs came about: the commit of bfl-bench, the digests of a user's own modules, and splits that were repaired."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bfl_bench import records
 from bfl_bench.errors import RunError
 from bfl_bench.report.comparison import Row
+from bfl_bench.report.runs import Run
 
 UNKNOWN = "unknown code"
 
@@ -51,3 +52,14 @@ def describe_mixtures(rows: Sequence[Row]) -> list[str]:
         listed = "; ".join(list(everything)[:5]) + ("; ..." if len(everything) > 5 else "")
         sentences.append(f"The rows were made with {len(everything)} different versions of the code: {listed}.")
     return sentences
+
+
+def describe_repairs(runs: Iterable[Run]) -> list[str]:
+    """Write a sentence on runs whose split no draw gave: examples were moved until every client had enough."""
+    infos = {run.folder.name: (records.read_json(run.folder / records.SUMMARY) or {}).get("partition") for run in runs}
+    moved = {name: info.get("moved", "?") for name, info in infos.items() if info and info.get("path") == "repaired"}
+    if not moved:
+        return []
+    listed = "; ".join(f"{name}: {num} examples moved" for name, num in list(moved.items())[:5])
+    more = "; ..." if len(moved) > 5 else ""
+    return [f"The splits of {len(moved)} of {len(infos)} runs were repaired, as no draw sufficed ({listed}{more})."]

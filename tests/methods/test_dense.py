@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bfl_bench.errors import UnsuitableError
+from bfl_bench.inference.distill import Student
 from bfl_bench.method import DataInfo, Task, Tensors
 from bfl_bench.methods.dense import Dense, ensemble
 from bfl_bench.models.generator import ImageGenerator, batch_statistics, statistics_distance
@@ -32,6 +33,8 @@ def method(**changes: Any) -> Dense:
         batch_size=8,
         lr=0.1,
         momentum=0.5,
+        student="broadcast",
+        flip=False,
     )
     return replace(default, **changes)
 
@@ -131,10 +134,13 @@ def test_the_student_comes_to_agree_with_the_ensemble() -> None:
         {"lr": 0.2},
         {"momentum": 0.9},
         {"statistics_weight": 9.0},
+        {"student": "fresh"},
+        {"flip": True},
     ],
 )
 def test_every_option_changes_the_result(changes: dict[str, Any]) -> None:
     task = task_for(network(norm=True))
+    task = replace(task, initials=torch.stack([task.model.initial, random_start(task, 4)]))
     clients = make_clients(shape=SHAPE)
     state = {"params": random_start(task, 3)}
     replies = train_clients(method(), task, state, clients)
@@ -169,3 +175,41 @@ def test_inputs_that_are_no_square_images_are_refused(shape: tuple[int, ...]) ->
     task = replace(task, data=DataInfo(shape, torch.zeros(1), torch.ones(1)))
     with pytest.raises(UnsuitableError, match="square images"):
         method().check(task)
+
+
+def test_a_fresh_student_starts_from_the_second_initial_model() -> None:
+    """With a learning rate of next to nothing, it stays where it started."""
+    task = task_for(network())
+    task = replace(task, initials=torch.stack([task.model.initial, random_start(task, 4)]))
+    state = {"params": random_start(task, 3)}
+    for student, start in (("fresh", task.initials[1]), ("broadcast", state["params"])):
+        dense = method(student=student, lr=1e-12)
+        assert dense.needs.num_initials == (2 if student == "fresh" else 1)
+        replies = train_clients(dense, task, state, make_clients(shape=SHAPE))
+        new, _ = dense.server_update(task, state, iter(replies), generator())
+        torch.testing.assert_close(new["params"], start)
+
+
+def test_a_mirrored_image_is_taught_as_the_ensemble_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image that the student gets is one of the pool or its mirror image, with the target of just that."""
+    task = task_for(network())
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def record(self: Student, x: Tensor, targets: Tensor, *others: object) -> float:
+        seen.append((x, targets))
+        return 0.0
+
+    monkeypatch.setattr(Student, "train_epoch", record)
+    state = {"params": random_start(task, 3)}
+    dense = method(flip=True, temperature=2.0)
+    replies = train_clients(dense, task, state, make_clients(shape=SHAPE))
+    dense.server_update(task, state, iter(replies), generator())
+    teachers = named(task, [message["params"] for _, message in replies], (1.0, 1.0, 1.0))
+    (first, _), (second, targets) = seen
+    assert (len(first), len(second)) == (12, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(targets, (ensemble(task, teachers, second)[0] / 2).softmax(1))
+    same, mirrored = ((first == other[:12]).flatten(1).all(1) for other in (second, second.flip(-1)))
+    assert (same | mirrored).all()
+    assert not same.all()
+    assert not mirrored.all()

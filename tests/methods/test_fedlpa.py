@@ -15,7 +15,7 @@ from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedlpa import FedLpa
 from bfl_bench.models.networks import lenet
 from bfl_bench.run.recorder import num_bytes
-from tests.composing import SMALL, run_in
+from tests.composing import SMALL, resolve, run_in
 from tests.federation import generator, make_clients, make_task, run_round, train_clients
 
 SHAPE = (1, 5, 5)
@@ -144,3 +144,35 @@ def test_a_network_with_another_layer_is_refused_before_training() -> None:
     task = make_task(nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)))
     with pytest.raises(UnsuitableError, match="1 is LayerNorm"):
         method().check(task)
+
+
+def test_weights_are_uniform_by_the_text_and_sizes_as_released() -> None:
+    """Eqs. 11-14 have no weights."""
+    assert resolve("method=fedlpa")["method"]["weights"] == "uniform"
+    assert resolve("method=fedlpa_released")["method"]["weights"] == "size"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_steps": 2}, "conjugate gradients stopped after 2 steps at a residual of"),
+        (
+            {"solver": "gd", "descent_lr": 1e6, "descent_steps": 1},
+            "1 steps of gradient descent went from a residual of",
+        ),
+    ],
+)
+def test_a_solver_that_stops_short_is_an_alarm(
+    changes: dict[str, Any], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, clients = make_task(network()), make_clients(shape=SHAPE)
+    state = {"params": task.model.initial}
+    replies = train_clients(method(), task, state, clients)
+    for fine in (method(), method(solver="gd"), method(solver="ea")):
+        _, metrics = fine.server_update(task, state, iter(replies), generator())
+        assert metrics["unsolved_layers"] == 0
+    assert caplog.text == ""
+    _, metrics = method(**changes).server_update(task, state, iter(replies), generator())
+    assert metrics["unsolved_layers"] == 2
+    for layer in kronecker.find_layers(task.model):
+        assert f"fedlpa: layer {layer.name}: {sentence}" in caplog.text

@@ -78,6 +78,7 @@ EXPECTED = {
     "generator_loss": (None, "generator loss"),
     "residual": ("down", "relative residual"),
     "solver_steps": (None, "solver steps"),
+    "unsolved_layers": ("down", "unsolved layers"),
     "ae": ("down", "aggregation error"),
     "lf": ("down", "local forgetting"),
     "seconds_per_round": ("down", "seconds per round"),

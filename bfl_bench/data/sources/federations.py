@@ -66,6 +66,7 @@ class CheckedFiles(Generic[Content]):
 
     paths: tuple[str, ...]
     parse: Callable[[Path], Content]
+    has_sums: bool = False
 
     def suspect(self, data_dir: Path) -> Path | None:
         found = (file for path in self.paths for file in sorted(data_dir.glob(path)))
@@ -284,6 +285,7 @@ class SignalArchive:
 
     digest: str
     paths: tuple[str, ...] = ("hapt/hapt_raw.npz",)
+    has_sums: bool = True
 
     def suspect(self, data_dir: Path) -> Path | None:
         path = data_dir / self.paths[0]  # a zip keeps its directory at the end, so a cut one is no zip

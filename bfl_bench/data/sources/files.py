@@ -41,6 +41,10 @@ class Layout(Protocol[ContentOut]):
     def paths(self) -> tuple[str, ...]:
         """The files; one with a star stands for all that match, at least one."""
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether checksums of the files, or of the arrays in them, are known; else only what they must contain is."""
+
     def suspect(self, data_dir: Path) -> Path | None:
         """The first file that a quick look, without checksums, already shows to be cut or replaced."""
 
@@ -76,6 +80,7 @@ class PublishedFiles(Generic[Content]):
 
     files: tuple[File, ...]
     parse: Callable[[Path], Content]
+    has_sums: bool = True
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -102,6 +107,7 @@ class CifarArchive:
     """CIFAR-10 as one .npz; it may be compressed or not, so the checksums are those of the arrays in it."""
 
     paths: tuple[str, ...] = ("cifar10.npz",)
+    has_sums: bool = True
 
     def suspect(self, data_dir: Path) -> Path | None:
         path = data_dir / self.paths[0]  # a zip keeps its directory at the end, so a cut one is no zip
