@@ -40,6 +40,9 @@ ADDED: dict[str, Any] = {
     "mlp.dropout": 0.0,
     "lenet.dropout": 0.0,
     "cnn.dropout": 0.0,
+    "Fola.batch_weight": "share",
+    "Fola.server_mean": "product",
+    "FedCurv.penalty_gradient": True,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 
