@@ -24,7 +24,7 @@ from bfl_bench.records import config_folder
 Place = tuple[str, dict[str, Any]]
 """An item of an axis: what it is called, and its values."""
 
-KEYS = {"title", "of", "experiment", "values", "row", "column", "cells", "grid", "seeds", "scales"}
+KEYS = {"title", "of", "experiment", "values", "row", "column", "cells", "grid", "seeds", "ours", "scales"}
 SILENT = ("eval.batch_size", "eval.local_every")  # they change no result, only which are taken along
 SCALE_KEYS = {"values", "cells", "also", "grid", "seeds", "limit"}
 
