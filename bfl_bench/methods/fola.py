@@ -7,19 +7,18 @@ precision; a client trains from the mean, pulled to it with strength `prior_weig
 multiplies (eq. 12). For small networks (Sec. IV-E) the precision can also be the full Hessian, or its eigenvalues in
 ascending order on a diagonal, "e-full" in the paper; both are taken at the end of local training.
 
-Algorithm 1 prints a sum of squared minibatch gradients over all steps, eq. 22 a mean of single examples' over epochs,
-the released code sum_b |b|/n g_b^2 over epochs: `fisher`, `batch_weight` and `average_steps` give all of these. Taken here
-is the mean over epochs of squared minibatch gradients. Its precisions are smaller than the printed sum's by the number of
-steps, and the prior loss with them: at lambda = 1 it does next to nothing, so lambda is to be chosen (the released
-scripts try 100 to 10 000).
+Algorithm 1 prints a sum of squared minibatch gradients over all steps, eq. 22 the mean over epochs of single examples',
+the released code sums |b|/n g_b^2: `fisher`, `batch_weight` and `average_steps` give all of these. Taken here is the
+mean over epochs of squared minibatch gradients. It is smaller than the printed sum by the number of steps, and so is
+the prior loss: at lambda = 1 it does next to nothing, so lambda is to be chosen (the released scripts have 100 to 10
+000).
 
-Deviations: eq. 24 scales the gamma of the initial prior N(0, 1/gamma) down, to gamma / r in round r, eq. 25 keeps it
-whole. Here eq. 25 holds: what a client learns in a round has the curvature F_n + gamma I (eq. 20), in its loss, as a
-weight decay in every round, and in the precision that it sends, (F_n + gamma I) / r + (r - 1) / r Sigma_S^-1. The product
-(eq. 12) then holds gamma once, in the mean as in the precision, and the server adds nothing; on a quadratic problem that
-is solved exactly, with lambda = r - 1 in round r, it is the posterior of the pooled data in every round. lambda does not
-multiply gamma. Where all precisions and `eps` are zero, as at a pixel that is black in all images, the mean is the plain
-average.
+Deviations: eq. 24 would scale the gamma of the initial prior N(0, 1/gamma) down to gamma / r, eq. 25 keeps it whole, as
+it is here: what a client learns in a round has the curvature F_n + gamma I (eq. 20), in its loss, as a weight decay,
+and in what it sends, (F_n + gamma I) / r + (r - 1) / r Sigma_S^-1. The product of these holds gamma once, in mean and
+precision, and the server adds nothing: on a quadratic problem that is solved exactly, with lambda = r - 1 in round r,
+it is the posterior of the pooled data in every round. lambda does not multiply gamma. Where all precisions and `eps`
+are zero, as at a pixel that is black in all images, the mean is the plain average.
 """
 
 from dataclasses import dataclass
@@ -66,7 +65,9 @@ class Fola(Method):
         if self.aggregator is not None and self.structure == "full":
             raise ConfigError("structure", self.structure, "diagonal or eigenvalue with an aggregator other than none")
         if self.aggregator is not None and self.server_mean == "average":
-            raise ConfigError("server_mean", self.server_mean, "product with an aggregator, which has a mean of its own")
+            raise ConfigError(
+                "server_mean", self.server_mean, "product with an aggregator, which has a mean of its own"
+            )
 
     def check(self, task: Task) -> None:
         if self.structure != "diagonal":

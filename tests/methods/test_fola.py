@@ -46,8 +46,8 @@ def later_state(task: Task, round_: int = 2) -> Tensors:
     return {"params": random_start(task), "precision": precision, "round": torch.tensor(float(round_))}
 
 
-# Quadratic problems: linear regression, solved exactly by many full-batch steps. The oracle is the posterior of all data
-# together with the prior N(0, 1/gamma), per example: precision sum_n X_n^T X_n / n + gamma I.
+# Quadratic problems: linear regression, solved exactly by many full-batch steps. The oracle is the posterior of all
+# data with the prior N(0, 1/gamma), per example: precision sum_n X_n^T X_n / n + gamma I.
 
 GAMMA = 0.3
 

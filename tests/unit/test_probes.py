@@ -143,6 +143,12 @@ def test_what_a_run_cannot_build_on_is_named(tmp_path: Path) -> None:
         load(plan(resolve(*TWO, f"reference_posterior={tmp_path / 'begun'}")))
     with pytest.raises(ConfigError, match=r"start_from: got .* whose network has \d+ parameters"):
         load(plan(resolve(*TWO, "model.hidden=[9]", f"start_from={first}")))
+    diagonal = finished(tmp_path / "diagonal", *TWO, "method=fola")
+    shapes = (
+        r"start_from: got .*/diagonal', allowed: a run whose precision has shape \((\d+), \1\), .* \(there: \(\1,\)\)"
+    )
+    with pytest.raises(ConfigError, match=shapes):
+        load(plan(resolve(*TWO, "method=fola", "method.structure=full", f"start_from={diagonal}")))
     with pytest.raises(ConfigError, match=r"reference_posterior: got .* a run of fola"):
         load(plan(resolve(*TWO, f"reference_posterior={first}")))
 
