@@ -1,6 +1,7 @@
 """scripts/fola.py on written runs: what it reads, what it says is missing, what it draws."""
 
 import csv
+import json
 import subprocess
 from pathlib import Path
 
@@ -59,6 +60,20 @@ def test_figures_of_searches_and_learning_curves(number: int | str, tmp_path: Pa
         found = {(row["method"], row["lambda"]) for row in rows}
         curv, fola_ = {("FedCurv", x) for x in ("1", "100")}, {("FOLA", x) for x in ("0", "100", "1000")}
         assert found == curv | fola_ | {("FedAvg", "-")}
+
+
+def test_digits_show_the_rule_on_the_same_replies(tmp_path: Path) -> None:
+    for one in compose_cells([cell for cell in list_cells(find_table("fola_digits")) if cell.seed == 0]):
+        folder = write_run(tmp_path / "outputs", one.config, {"round": 10, "ga": 0.5, "la": 0.25, "train_loss": 0.125})
+        if one.cell.label.startswith("gamma"):
+            summary = json.loads((folder / "summary.json").read_text())
+            summary["final"] |= {"ga@rklb": 0.75, "prior_loss": 0.001}
+            (folder / "summary.json").write_text(json.dumps(summary))
+    done = fola("digits", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = " ".join(done.stdout.split())
+    assert "| gamma 1e-4 | 1 | 0.0001 | 50.00 | 25.00 | 75.00 | 1.0e-03 | 0.125 | 1 |" in out
+    assert "| FedCurv, released code | 100 (without gradient) | - | 50.00 | 25.00 | - | - | 0.125 | 1 |" in out
 
 
 def test_published_numbers() -> None:

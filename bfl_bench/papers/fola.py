@@ -1,6 +1,6 @@
 """Table II and figures 2 to 12 of FOLA out of finished runs.
 
-    python scripts/fola.py table2|figure2|...|figure12|figure6c|precision [--runs outputs] [--to outputs/report]
+    python scripts/fola.py table2|figure2|...|figure12|figure6c|precision|digits [--runs outputs] [--to outputs/report]
 
 Liu et al., "A Bayesian Federated Learning Framework with Online Laplace Approximation", IEEE TPAMI 2023. Nothing is
 trained: what is missing is named, with the lines that make it. conf/paper/fola.yaml says which runs are whose. `table2`
@@ -73,8 +73,9 @@ def _choose(name: str, groups: Sequence[Group]) -> Chosen:
         raise report.ReportError(f"{name}: no seed has a run with every lambda that there is")
 
     def accuracy(group: Group) -> float:
-        found = [run.final.get("validation_ga") for run in group.runs if run.config["seed"] in seeds]
-        return statistics.fmean(100 * (value or 0.0) for value in found)
+        return statistics.fmean(
+            100 * float(run.final["validation_ga"] or 0) for run in group.runs if run.config["seed"] in seeds
+        )
 
     tried = ", ".join(f"{lambda_of(group.config)}: {accuracy(group):.2f} %" for group in groups)
     note = f"lambda of {name}: the best accuracy on validation examples in the last round, mean over seeds "
@@ -286,7 +287,7 @@ CURVE_FIGURES = {
 }
 
 
-DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))  # five values of alpha and of N, in the paper
+DASHES = ("-", "--", ":", "-.", (0, (9, 2, 1.5, 2, 1.5, 2)))  # five values of alpha and of N, in the paper
 
 
 def make_curves(page: Page) -> None:
@@ -296,7 +297,7 @@ def make_curves(page: Page) -> None:
     groups = page.groups()
     values = sorted({group.config[spec.key] for group in groups})
     variants = list(dict.fromkeys(cell.label for cell, _ in page.entries))
-    figure = Figure(figsize=(5.6 * len(spec.columns), 4), layout="constrained")
+    figure = Figure(figsize=(4.8 * len(spec.columns) + 1.8, 4), layout="constrained")
     cells: list[dict[str, object]] = []
     rows: list[dict[str, object]] = []
     panels = figure.subplots(1, len(spec.columns), squeeze=False)[0]
@@ -416,6 +417,24 @@ def make_figure8(page: Page) -> None:
     page.save_figure(figure)
 
 
+# Beside the paper: what gamma, lambda and the sums of squared gradients do, on digits
+
+
+def make_digits(page: Page) -> None:
+    cells: list[dict[str, object]] = []
+    for group in page.groups():
+        ga, la, same = last(group), last(group, "la"), group.stats("ga@rklb", 100)
+        prior = group.stats("prior_loss")
+        cell: dict[str, object] = {"method": page.cell(group).label, "lambda": lambda_of(group.config)}
+        cell |= {"gamma": f"{group.config.get('method.gamma', '-')}", "GA (%)": ga.describe(), "LA (%)": la.describe()}
+        cell |= {"GA (%), rklb on the same replies": same.describe() if same else "-"}
+        cell |= {"prior loss": f"{prior.mean:.1e}" if prior else "-"}
+        cell |= {"train loss": f"{stats.mean:.3f}" if (stats := group.stats("train_loss")) else "-"}
+        cells.append(cell | {"seeds": len(group.runs)})
+    text = f"# FOLA on digits, {page.runs[0].config['rounds']} rounds, last round; not in the paper\n\n"
+    page.write(text + report.cells_as_markdown(cells), cells)
+
+
 # Figure 2: two Gaussians
 
 # Each client knows one weight well and the other hardly: the well-known values together are the product's mode, where
@@ -482,6 +501,7 @@ MAKERS: dict[str, Maker] = {
     "figure3": make_figure3,
     "figure4": make_figure4,
     **dict.fromkeys(CURVE_FIGURES, make_curves),
+    "digits": make_digits,
     "figure6": make_figure6,
     "figure6c": make_figure6c,
     "figure8": make_figure8,

@@ -13,6 +13,9 @@ from bfl_bench import records
 from bfl_bench.aggregators.algebra import Gaussian, MeanCosine
 from bfl_bench.build import load, plan
 from bfl_bench.errors import ConfigError
+from bfl_bench.inference.curvature import mean_hessian
+from bfl_bench.inference.train import train
+from bfl_bench.method import Client
 from tests.composing import SMALL, experiment, resolve, run_in
 from tests.federation import generator
 
@@ -65,6 +68,21 @@ def test_mean_cosine_needs_two_and_survives_flat_ones() -> None:
     assert cosine.result() is None
     cosine.add(torch.arange(5.0))
     assert cosine.result() == pytest.approx(-1.0 + 0.5)  # the flat one has no direction: length 0 instead of 1
+
+
+def test_cosine_of_full_hessians_is_near_one_by_construction() -> None:
+    """Two clients without a class in common: their Hessians differ, but for the constant that the paper adds."""
+    words = ["dataset=digits", "model=softmax", "partition=disjoint", "num_clients=2", "method=fedavg"]
+    worker = experiment(*words).worker
+    cosine, hessians = MeanCosine(), []
+    for id_ in (0, 1):
+        client = Client(id_, worker.train, worker.client_indices[id_], None)
+        vector = train(worker.task, worker.task.model.initial, client, generator()).vector
+        hessian, _ = mean_hessian(worker.task, vector, client, generator())
+        cosine.add(hessian)
+        hessians.append(hessian.flatten())
+    assert (cosine.result() or 0) > 0.9
+    assert torch.cosine_similarity(hessians[0], hessians[1], dim=0) < 0.3
 
 
 @pytest.mark.parametrize("method", ["fola", "fedavg"])
