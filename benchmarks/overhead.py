@@ -75,7 +75,18 @@ def main() -> None:
     torch.manual_seed(0)
     data = Split(torch.rand(1280, 1, 28, 28), torch.randint(0, 10, (1280,)))
     fvb = Fvb("fvb", "size", rklb, 1.0, 1.0, "fixed", 1, [1e-10, 100.0])
-    fola = Fola("fola", "size", None, True, 1.0, True, "diagonal", "batch_gradient", "online", True, True, 0.0, 1e-5)
+    fola = Fola(
+        *("fola", "size", None, True, 1.0, True),
+        structure="diagonal",
+        fisher="batch_gradient",
+        evaluation="online",
+        average_steps=True,
+        batch_weight="share",
+        round_scaling=True,
+        gamma=0.0,
+        eps=1e-5,
+        server_mean="product",
+    )
     fedavg = FedAvg("fedavg", "size")
     point, gaussian = make_lenet(False), make_lenet(True)
     for name, method, model in (("fvb", fvb, gaussian), ("fola", fola, point)):

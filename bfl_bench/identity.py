@@ -44,6 +44,9 @@ ADDED: dict[str, Any] = {
     "partition.seed": None,
     "Dense.student": "broadcast",
     "Dense.flip": False,
+    "Fola.batch_weight": "share",
+    "Fola.server_mean": "product",
+    "FedCurv.penalty_gradient": True,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

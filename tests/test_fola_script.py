@@ -2,6 +2,7 @@
 
 import csv
 import shlex
+import json
 import subprocess
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def test_first_round_is_paired_by_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [3, 4, 5, 6, 7, 8, 9])
-def test_figures_of_searches_and_learning_curves(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [3, 4, 5, 6, "6c", 7, 8, 9])
+def test_figures_of_searches_and_learning_curves(number: int | str, tmp_path: Path) -> None:
     make_runs(tmp_path / "outputs", f"fola_figure{number}")
     done = fola(f"figure{number}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -54,10 +55,27 @@ def test_figures_of_searches_and_learning_curves(number: int, tmp_path: Path) ->
     assert (folder / f"fola_figure{number}_cpu.tex").read_text().startswith("% FOLA")
     rows = cells(folder / f"fola_figure{number}_cpu.csv")
     if number == 9:
-        assert [row["variant"] for row in rows] == ["FOLA", "offline, no prior", "prior, plain average"]
+        variants = {"FOLA": "100", "online, no prior": "-", "offline, no prior": "-", "prior, plain average": "100"}
+        assert [(row["variant"], row["lambda"]) for row in rows] == list(variants.items())
         assert float(rows[0]["last GA (%) mean"]) == pytest.approx(20)
     if number == 6:
-        assert {row["method"] for row in rows} == {"FOLA", "FedAvg", "FedCurv, lambda 100"}
+        found = {(row["method"], row["lambda"]) for row in rows}
+        curv, fola_ = {("FedCurv", x) for x in ("1", "100")}, {("FOLA", x) for x in ("0", "100", "1000")}
+        assert found == curv | fola_ | {("FedAvg", "-")}
+
+
+def test_digits_show_the_rule_on_the_same_replies(tmp_path: Path) -> None:
+    for one in compose_cells([cell for cell in list_cells(find_table("fola_digits")) if cell.seed == 0]):
+        folder = write_run(tmp_path / "outputs", one.config, {"round": 10, "ga": 0.5, "la": 0.25, "train_loss": 0.125})
+        if one.cell.label.startswith("gamma"):
+            summary = json.loads((folder / "summary.json").read_text())
+            summary["final"] |= {"ga@rklb": 0.75, "prior_loss": 0.001}
+            (folder / "summary.json").write_text(json.dumps(summary))
+    done = fola("digits", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = " ".join(done.stdout.split())
+    assert "| gamma 1e-4 | 1 | 0.0001 | 50.00 | 25.00 | 75.00 | 1.0e-03 | 0.125 | 1 |" in out
+    assert "| FedCurv, released code | 100 (without gradient) | - | 50.00 | 25.00 | - | - | 0.125 | 1 |" in out
 
 
 def test_published_numbers() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from bfl_bench.records import CONFIG, METRICS, SUMMARY, TIMING, TIMING_COLUMNS, 
 from bfl_bench.report.archive import SUFFIX, list_archived
 from tests.composing import call_script, resolve, write_run
 
-FOLA_TABLE2 = reference_folder() / "fola_table2.tar.xz"
+FOLA_LAPLACE = reference_folder() / "fola_laplace.tar.xz"
 STORED = [line.split(" ", 2) for line in (Path(__file__).parent / "identities.txt").read_text().splitlines()]
 """The names that cells had before papers were files: of cpu all, of the other scales a number and a digest."""
 
-# What became another cell. Fig. 12 and FedLPA's Fig. 2 have all their steps as cells; the only run that Fig. 10 a needs
-# keeps its messages; the shipped runs of Fig. 3 evaluate local models.
+# What became another cell. Fig. 12 and FedLPA's Fig. 2 have all their steps as cells; a run of Sec. IV-E keeps its
+# messages; the shipped runs of Fig. 3 evaluate local models; FOLA's cells on CIFAR-10 split per class and name lambda.
 CHANGED = {"fola_figure12", "fedlpa_figure2", "fola_laplace"}
+CHANGED |= {"fola_table2", "fola_figure6", "fola_figure7", "fola_figure8", "fola_figure9"}
 CHANGED_ON_TWO_CORES = {*CHANGED, "fola_figure3"}
 
 
@@ -101,8 +103,8 @@ def sweep(*words: str) -> list[list[str]]:
 
 
 def test_a_sweep_is_the_cells_and_words_choose_among_them() -> None:
-    assert len(sweep("experiment=fola_table2", "scale=cpu")) == 21
-    assert len(sweep("experiment=fola_table2", "scale=cpu", "seed=7")) == 7
+    assert len(sweep("experiment=fola_table2", "scale=cpu")) == 3 * 14
+    assert len(sweep("experiment=fola_table2", "scale=cpu", "seed=7")) == 14
     some = ["experiment=virtual_table2", "cell=FedProx", "federation=FEMNIST, mlp,HAR, mlp", "local.lr=0.1"]
     points = sweep(*some)
     assert len(points) == 2 * 4  # of five learning rates one, four of the server
@@ -167,17 +169,40 @@ def test_table_2_of_fola(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         write_run(tmp_path, config, *rows)
     assert show("fola_table2", "scale=cpu", runs=tmp_path, to=tmp_path / "to") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "| FedAvg | 1 | 40.00 +- 7.07 | 35.00 +- 7.07 | 12.00 +- 0.00 | 1.5 | 2.0 | 2.0 (1 of 2) | 2 | 40 |" in out
+    assert (
+        "| FedAvg | - | 1 | 40.00 +- 7.07 | 35.00 +- 7.07 | 12.00 +- 0.00 | 1.5 | 2.0 | 2.0 (1 of 2) | 2 | 40 |" in out
+    )
     assert "42.16 (43.34 in the text) | -2.16 | 14.15 | -2.15 (!) |" in out
     shortened = "| scale cpu: rounds 5 (paper: 100); local.epochs 1 (paper: 20 or 40 or 10 or 1); dataset.crop_padding"
     assert shortened in out
-    assert "- Ours (seed 0, 1, 2): `bfl-paper run fola_table2 scale=cpu cell=Ours seed=0,1,2`" in out
+    assert "3 seeds (ours at full length: 1)" in out
+    ours = "- Ours, lambda 100 (seed 0, 1, 2): `bfl-paper run fola_table2 scale=cpu 'cell=Ours, lambda 100' seed=0,1,2`"
+    assert ours in out
     assert "- FedAvg (seed 2): `bfl-paper run fola_table2 scale=cpu cell=FedAvg seed=2`" in out
     (row,) = read_csv(tmp_path / "to/fola_table2_cpu.csv")
     assert (float(row["best GA (%) mean"]), row["best GA (%) n"], row["paper's GA (%)"]) == (40.0, "2", "42.16")
     assert float(row["best GA (%) std"]) == pytest.approx(50**0.5)
     assert row["scale"].startswith("cpu: rounds 5 (paper: 100)")
     assert "scale cpu: rounds 5 (paper: 100)" in (tmp_path / "to/fola_table2_cpu.tex").read_text()
+
+
+def test_validation_examples_choose_lambda_and_not_the_test_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of lambda 0 only one seed is there: that one decides, and all seeds of the chosen one are shown."""
+    validation = {("0", 0): 0.5, ("1", 0): 0.3, ("1", 1): 0.9, ("100", 0): 0.6, ("100", 1): 0.1}
+    for (strength, seed), accuracy in validation.items():
+        words = ["experiment=fola_table2", f"cell=Ours, lambda {strength}", "scale=cpu", f"seed={seed}"]
+        folder = write_run(tmp_path, resolve(*words), {"round": 1, "ga": 1 - accuracy, "la": 0.1})
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["final"]["validation_ga"] = accuracy
+        (folder / "summary.json").write_text(json.dumps(summary))
+    assert show("fola_table2", "scale=cpu", runs=tmp_path, to=tmp_path / "to") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "| Ours | 100 | 1 | 65.00 +- 35.36 |" in out
+    assert "mean over seeds 0 (0: 50.00 %, 1: 30.00 %, 100: 60.00 %)." in out
+    (row,) = read_csv(tmp_path / "to/fola_table2_cpu.csv")
+    assert (row["method"], row["lambda"], row["paper's GA (%)"]) == ("Ours", "100", "48.57")
 
 
 ODD = [  # what an audit made scripts print beside published numbers; the names of stand-in data are of that time
@@ -197,10 +222,10 @@ ODD = [  # what an audit made scripts print beside published numbers; the names 
     ),
     ("fedlpa_table5", ["experiment=fedlpa_released", "local.epochs=10", "model=softmax", "local.lr=0.001"]),
     ("fedlpa_table5", ["experiment=fedlpa_released", "local.epochs=10", "method=dense_fedlpa", "method.epochs=20"]),
-    ("fola_table2", ["experiment=fola_table2", "cell=Ours", "model=lenet", "local.lr=0.5"]),
-    ("fola_table2", ["experiment=fola_table2", "cell=Ours", "local.lr=0.5"]),
-    ("fola_table2", ["experiment=fola_table2", "cell=Ours", "data_dir=stand-in"]),
-    ("fola_table2", ["experiment=fola_table2", "cell=Ours", "model=lenet", "local.lr=0.5", "data_dir=made-up"]),
+    ("fola_table2", ["experiment=fola_table2", "cell=Ours, lambda 1", "model=lenet", "local.lr=0.5"]),
+    ("fola_table2", ["experiment=fola_table2", "cell=Ours, lambda 1", "local.lr=0.5"]),
+    ("fola_table2", ["experiment=fola_table2", "cell=Ours, lambda 1", "data_dir=stand-in"]),
+    ("fola_table2", ["experiment=fola_table2", "cell=Ours, lambda 1", "model=lenet", "local.lr=0.5", "data_dir=made-up"]),
     ("virtual_table2", ["experiment=virtual", "local.lr=0.5"]),
     (
         "virtual_table2",
@@ -215,7 +240,7 @@ ODD = [  # what an audit made scripts print beside published numbers; the names 
     ),
     ("ba_bfl_table1", ["experiment=bfl_p_released", "method=fedavg"]),
     ("bfl_p_table1", ["experiment=ba_bfl_released", "aggregator=wb"]),
-    ("fola_figure9", ["experiment=fola_table2", "cell=Ours"]),
+    ("fola_figure9", ["experiment=fola_table2", "cell=Ours, lambda 1"]),
 ]
 
 
@@ -243,7 +268,9 @@ def test_a_run_that_is_no_cells_is_in_no_table_but_near(
 
 
 def test_near_runs_are_listed_with_their_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path, resolve("experiment=fola_table2", "cell=Ours", "local.lr=0.5"), {"round": 1, "ga": 0.5})
+    write_run(
+        tmp_path, resolve("experiment=fola_table2", "cell=Ours, lambda 1", "local.lr=0.5"), {"round": 1, "ga": 0.5}
+    )
     write_run(tmp_path, resolve("experiment=fola_table2", "cell=FedAvg"), {"round": 1, "ga": 0.5, "la": 0.1})
     assert show("fola_table2", "--near", runs=tmp_path, to=tmp_path / "to") == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "local.lr" in line]
@@ -251,7 +278,7 @@ def test_near_runs_are_listed_with_their_differences(tmp_path: Path, capsys: pyt
 
 
 def test_no_published_number_stands_beside_random_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    smoke = resolve("experiment=fola_table2", "cell=Ours", "scale=smoke")
+    smoke = resolve("experiment=fola_table2", "cell=Ours, lambda 1", "scale=smoke")
     write_run(tmp_path, smoke, {"round": 2, "ga": 0.5, "la": 0.1})
     assert show("fola_table2", "scale=smoke", runs=tmp_path, to=tmp_path / "to") == 0
     out = capsys.readouterr().out
@@ -340,7 +367,7 @@ def test_one_seed_says_that_no_mark_is_possible(tmp_path: Path) -> None:
 
 
 def test_runs_that_did_not_finish_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = resolve("experiment=fola_table2", "cell=Ours")
+    done = resolve("experiment=fola_table2", "cell=Ours, lambda 1")
     write_run(tmp_path, done, {"round": 1, "ga": 0.5, "la": 0.1})
     half = write_run(tmp_path, resolve("experiment=fola_table2", "cell=FedAvg"), {"round": 1, "ga": 0.5, "la": 0.1})
     (half / "summary.json").unlink()
@@ -420,9 +447,9 @@ def test_every_entry_has_a_maker_and_the_folder_only_papers() -> None:
 
 
 def test_a_shipped_run_is_found_under_any_folder_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = next(run for run in list_archived(FOLA_TABLE2) if "_fola_seed0_" in run.name)
+    source = next(run for run in list_archived(FOLA_LAPLACE) if "_fedavg_seed0_" in run.name)
     (tmp_path / "runs" / "whatever").mkdir(parents=True)
     for name in (CONFIG, SUMMARY, METRICS):
         (tmp_path / "runs" / "whatever" / name).write_text((source / name).read_text())
-    assert show("fola_table2", "scale=cpu", runs=tmp_path / "runs", to=tmp_path / "to") == 0
-    assert "| Ours " in capsys.readouterr().out
+    assert show("fola_figure11", runs=tmp_path / "runs", to=tmp_path / "to") == 0
+    assert "| FedAvg " in capsys.readouterr().out

@@ -46,9 +46,9 @@ def test_only_tables_and_figures_have_a_scale_cpu(bfl_run: BflRun) -> None:
 
 
 def test_scale_is_no_part_of_what_a_run_is_but_stand_ins_are() -> None:
-    short = resolve("experiment=fola_table2", "cell=Ours", "scale=cpu")
+    short = resolve("experiment=fola_table2", "cell=Ours, lambda 1", "scale=cpu")
     same = resolve(
-        *("experiment=fola_table2", "cell=Ours", "rounds=5", "local.epochs=1", "dataset.flip=false"),
+        *("experiment=fola_table2", "cell=Ours, lambda 1", "rounds=5", "local.epochs=1", "dataset.flip=false"),
         *("dataset.crop_padding=0", "dataset.autoaugment=false", "dataset.cutout=0", "eval.batch_size=250"),
     )
     assert folder_name(short) == folder_name(same)

@@ -49,7 +49,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         top = ("num_clients", "seed") if plan.split_seed == settings.seed else ("num_clients",)
         raise error if error.key in top else error.below("partition") from None
     task = _make_task(plan, dataset, partition, server_data)
-    start, reference = _read_earlier_runs(plan, task.model)
+    start, reference = _read_earlier_runs(plan, task)
     worker = Worker(
         task=task,
         method=plan.method,
@@ -229,12 +229,18 @@ def _targets(node: Any) -> Iterator[Any]:
         yield from _targets(item)
 
 
-def _read_earlier_runs(plan: Plan, model: FlatModel) -> tuple[Tensors | None, Gaussian | None]:
+def _read_earlier_runs(plan: Plan, task: Task) -> tuple[Tensors | None, Gaussian | None]:
     """The state to start from and the posterior to measure distances to, out of other runs' folders."""
+    model = task.model
     start, reference = _read_earlier_run("start_from", plan), None
     if start is not None and ("params" not in start or start["params"].shape != model.vector.shape):
         allowed = f"a run whose network has {len(model.vector)} parameters"
         raise ConfigError("start_from", plan.settings.start_from, allowed)
+    own = {} if start is None else plan.method.init(task, stream(plan.settings.seed, "init"))
+    for name, value in own.items():
+        if start and name in start and start[name].shape != value.shape:
+            shapes = f"shape {tuple(value.shape)}, as this method has it (there: {tuple(start[name].shape)})"
+            raise ConfigError("start_from", plan.settings.start_from, f"a run whose {name} has {shapes}")
     state = _read_earlier_run("reference_posterior", plan)
     if state is not None:
         size = model.layout.num_trainable

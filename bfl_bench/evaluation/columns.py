@@ -403,7 +403,8 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             name="prior_loss",
             label="prior loss",
-            definition="lambda times the prior loss at the end of a client's training",
+            definition="the prior's part of the loss at the end of a client's training: lambda times the prior loss, "
+            "from the second round on, and gamma times half the squared length of the parameters",
             direction=None,  # a client that does not move has none
             unit="nats",
             of="fola",
@@ -428,7 +429,8 @@ TABLES: Mapping[str, Sequence[Column]] = {
             name="precision_cosine",
             label="cosine similarity of precisions",
             definition="cosine similarity of two clients' precisions, each as one long vector less its smallest entry, "
-            "averaged over all pairs of the cohort",
+            "averaged over all pairs of the cohort; of full Hessians near 1 by construction, as the smallest entry is "
+            "negative, and less it nearly all entries are the same",
             direction=None,
             of="fola",
         ),

@@ -61,12 +61,16 @@ def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Gener
     """One pass over the client's data at `vector`, as it trains: the mean of squared gradients, (P,).
 
     For `batch_gradient`, sum_b |b|/n g_b^2 with g_b the gradient of the mean over minibatch b, of `local.batch_size`.
+    Minibatches are shuffled, as in training: of examples stored class by class, each would be of one class, and its
+    gradient many times as large.
     """
     model = task.model
     model.load(vector)
     model.module.eval()
     total = torch.zeros_like(model.gradient)
-    for positions in torch.split(torch.arange(len(client), device=client.indices.device), task.local.batch_size):
+    shuffled = kind == "batch_gradient"
+    order = torch.randperm(len(client), generator=rng) if shuffled else torch.arange(len(client))
+    for positions in torch.split(order.to(client.indices.device), task.local.batch_size):
         x, y = client.gather(positions, rng)
         if kind == "per_sample":
             total.add_(mean_squared_gradient(task, x, y), alpha=len(y) / len(client))

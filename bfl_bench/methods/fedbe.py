@@ -7,7 +7,9 @@ the unlabelled examples that the server holds (`dataset.server_samples`); the me
 teaches the mean model, and the average of its iterates (SWA) is the next global model.
 
 Deviations: the authors' code draws the Gaussian over deltas normalised tensor by tensor; here it is over the models as
-the paper has it. SWA averages at constant learning rate.
+the paper has it. Its `var_scale` of 0.1 multiplies the standard deviation, so that the variance is 0.01 of that between
+the clients: `variance_scale` is the latter. As in that code, Dirichlet teachers have the same concentration for every
+client, whatever `weights` say. SWA averages at constant learning rate.
 """
 
 import itertools
@@ -63,7 +65,7 @@ class FedBe(PointMethod):
         """Models (P,) drawn from the distribution of models that the clients' (K, P) span."""
         weights = weights / weights.sum()
         if self.teachers == "dirichlet":
-            concentration = (self.dirichlet_alpha * weights).double()
+            concentration = torch.full_like(weights, self.dirichlet_alpha, dtype=torch.float64)
             with seeded_globally(derive_seed(rng.initial_seed(), "dirichlet"), clients.device):
                 shares = torch.distributions.Dirichlet(concentration).sample((self.num_teachers,))
             return list(shares.to(clients.dtype) @ clients)

@@ -6,7 +6,9 @@ F_j is the diagonal Fisher of client j after its last local update. The server k
 all clients that took part so far, from which a client subtracts its own.
 
 Deviations: the diagonal Fisher is the empirical one, at the labels of the data. A client sends by how much its F_j and
-F_j w_j changed, so that the sums are right at any participation.
+F_j w_j changed, so that the sums are right at any participation. In the code that FOLA's authors released for their
+comparison the penalty has no gradient (`penalty_gradient: false`), which leaves FedAvg: with a gradient, FOLA's lambdas
+of 100 and more are beyond what plain SGD can follow at its learning rate.
 """
 
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from bfl_bench.method import Client, Replies, Task, Tensors, Update
 class FedCurv(PointMethod):
     penalty_weight: Annotated[float, AtLeast(0)]
     fisher: Fisher
+    penalty_gradient: bool
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         zeros = torch.zeros_like(task.model.gradient)
@@ -45,7 +48,8 @@ class FedCurv(PointMethod):
         others_params = broadcast["fisher_params"] - memory["fisher_params"]
 
         def hold(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
-            gradient.add_(others * parameters - others_params, alpha=2 * self.penalty_weight)
+            if self.penalty_gradient:
+                gradient.add_(others * parameters - others_params, alpha=2 * self.penalty_weight)
 
         trained = train(task, broadcast["params"], client, rng, adjust=hold)
         fisher = diagonal_fisher(task, trained.vector, client, rng, self.fisher)

@@ -7,9 +7,18 @@ precision; a client trains from the mean, pulled to it with strength `prior_weig
 multiplies (eq. 12). For small networks (Sec. IV-E) the precision can also be the full Hessian, or its eigenvalues in
 ascending order on a diagonal, "e-full" in the paper; both are taken at the end of local training.
 
-Deviations: eq. 25 adds gamma to the server's precision, eq. 24 would scale it away; here so much of gamma enters at
-each aggregation that the server's precision always holds it once. In the first round the prior is N(0, 1/gamma). Where
-all precisions and `eps` are zero, as at a pixel that is black in all images, the mean is the plain average.
+Algorithm 1 prints a sum of squared minibatch gradients over all steps, eq. 22 the mean over epochs of single examples',
+the released code sums |b|/n g_b^2: `fisher`, `batch_weight` and `average_steps` give all of these. Taken here is the
+mean over epochs of squared minibatch gradients. It is smaller than the printed sum by the number of steps, and so is
+the prior loss: at lambda = 1 it does next to nothing, so lambda is to be chosen (the released scripts have 100 to 10
+000).
+
+Deviations: eq. 24 would scale the gamma of the initial prior N(0, 1/gamma) down to gamma / r, eq. 25 keeps it whole, as
+it is here: what a client learns in a round has the curvature F_n + gamma I (eq. 20), in its loss, as a weight decay,
+and in what it sends, (F_n + gamma I) / r + (r - 1) / r Sigma_S^-1. The product of these holds gamma once, in mean and
+precision, and the server adds nothing: on a quadratic problem that is solved exactly, with lambda = r - 1 in round r,
+it is the posterior of the pooled data in every round. lambda does not multiply gamma. Where all precisions and `eps`
+are zero, as at a pixel that is black in all images, the mean is the plain average.
 """
 
 from dataclasses import dataclass
@@ -44,7 +53,9 @@ class Fola(Method):
     fisher: Fisher
     evaluation: Literal["online", "offline"]
     average_steps: bool
+    batch_weight: Literal["share", "one"]
     round_scaling: bool
+    server_mean: Literal["product", "average"]
     gamma: Annotated[float, AtLeast(0)]
     eps: Annotated[float, AtLeast(0)]
 
@@ -53,6 +64,10 @@ class Fola(Method):
             raise ConfigError("gamma", self.gamma, "a number above 0 with this aggregator, which needs variances")
         if self.aggregator is not None and self.structure == "full":
             raise ConfigError("structure", self.structure, "diagonal or eigenvalue with an aggregator other than none")
+        if self.aggregator is not None and self.server_mean == "average":
+            raise ConfigError(
+                "server_mean", self.server_mean, "product with an aggregator, which has a mean of its own"
+            )
 
     def check(self, task: Task) -> None:
         if self.structure != "diagonal":
@@ -70,33 +85,39 @@ class Fola(Method):
         round_ = broadcast["round"].item() + 1
         prior_precision = broadcast["precision"]
         prior_mean = broadcast["params"][: len(prior_precision)]
-        if round_ == 1:
-            prior_mean = torch.zeros_like(prior_mean)
         strength = self.prior_weight if self.round_scaling else self.prior_weight / round_
-        pulled = self.prior_loss and self.prior_gradient and strength > 0
         online = self.evaluation == "online"
+        carried = online and round_ > 1  # the server's precision, which holds gamma, goes on in the client's
+        decay = 0.0 if carried and not self.round_scaling else self.gamma
+        pulled = self.prior_loss and self.prior_gradient and strength > 0 and round_ > 1
         on_the_way = online and self.structure == "diagonal"
         passes = task.local.epochs if self.average_steps else 1
         fisher = torch.zeros_like(task.model.gradient)
 
         def accumulate_and_pull(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
-            share = len(y) / (len(client) * passes)
+            share = len(y) / (len(client) * passes) if self.batch_weight == "share" else 1 / passes
             if on_the_way and self.fisher == "batch_gradient":
                 fisher.addcmul_(gradient, gradient, value=share)
             elif on_the_way:
                 fisher.add_(mean_squared_gradient(task, x, y), alpha=share)
             if pulled:
                 gradient.add_(multiply(prior_precision, parameters - prior_mean), alpha=strength)
+            if decay:
+                gradient.add_(parameters, alpha=decay)
 
         trained = train(task, broadcast["params"], client, rng, adjust=accumulate_and_pull)
         precision, num_repaired = (fisher, 0) if on_the_way else self._curvature_at(trained.vector, task, client, rng)
-        if online and round_ > 1:  # in the first round the prior's precision is gamma, which is the server's to add
+        if decay:
+            precision = shift(precision, decay)
+        if carried:
             scale = round_ if self.round_scaling else 1.0
             precision = precision / scale + ((round_ - 1) / round_ if self.round_scaling else 1.0) * prior_precision
         metrics = {**trained.metrics, "repaired": float(num_repaired)}
         if self.prior_loss:
-            moved = trained.vector[: len(prior_precision)] - prior_mean
-            metrics["prior_loss"] = 0.5 * strength * (moved @ multiply(prior_precision, moved)).item()
+            last = trained.vector[: len(prior_precision)]
+            moved = (last - prior_mean) if round_ > 1 else torch.zeros_like(last)
+            pull = strength * (moved @ multiply(prior_precision, moved)).item()
+            metrics["prior_loss"] = 0.5 * (pull + decay * last.square().sum().item())
         message = {"params": trained.vector, "precision": precision}
         return Update(message=message, local={"params": trained.vector}, metrics=metrics)
 
@@ -104,9 +125,8 @@ class Fola(Method):
         self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
     ) -> tuple[Tensors, dict[str, float]]:
         size = len(state["precision"])
-        round_ = state["round"].item() + 1
         points, precisions, products, cosine = WeightedMean(), WeightedMean(), WeightedMean(), MeanCosine()
-        gaussians = self.aggregator and Combination(self.aggregator, rng, lambda sent: 1 / (sent + self.gamma))
+        gaussians = self.aggregator and Combination(self.aggregator, rng, torch.reciprocal)
         for client_id, message in replies:
             weight = task.weight(self.weights, client_id)
             points.add(message["params"], weight)
@@ -116,14 +136,16 @@ class Fola(Method):
             else:
                 precision = message["precision"].double()
                 precisions.add(precision, weight)
-                products.add(multiply(precision, message["params"][:size].double()), weight)
+                if self.server_mean == "product":
+                    products.add(multiply(precision, message["params"][:size].double()), weight)
         aggregated = points.result()
         if gaussians is not None:
             aggregated[:size], variance = gaussians.result()
             precision = 1 / variance
         else:
-            precision = shift(precisions.result(), self.gamma * self._share_of_gamma(round_))
-            aggregated[:size] = solve(shift(precision, self.eps), products.result(), fallback=aggregated[:size])
+            precision = precisions.result()
+            if self.server_mean == "product":
+                aggregated[:size] = solve(shift(precision, self.eps), products.result(), fallback=aggregated[:size])
         new = {
             "params": step_towards(state["params"], aggregated, task.server.lr),
             "precision": precision.to(state["precision"].dtype),
@@ -140,9 +162,3 @@ class Fola(Method):
             return diagonal_fisher(task, vector, client, rng, self.fisher), 0
         hessian, num_repaired = mean_hessian(task, vector, client, rng)
         return hessian if self.structure == "full" else eigenvalues(hessian), num_repaired
-
-    def _share_of_gamma(self, round_: float) -> float:
-        """How much of gamma the clients' precisions lack; they carry on what the server's held in the last round."""
-        if round_ == 1 or self.evaluation == "offline":
-            return 1.0
-        return 1 / round_ if self.round_scaling else 0.0

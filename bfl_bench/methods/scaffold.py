@@ -5,9 +5,11 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled
 model, option II to the mean gradient of its own steps. The server's control is the mean of the controls of all N
 clients, whoever takes part: those not yet visited have control zero.
 
-Deviations: with momentum the correction is part of the gradient that the momentum accumulates, and option II divides
-the client's move by its effective number of steps, so that c_i is a mean gradient all the same; without momentum that
-is the paper's K.
+Deviations: `weights` are those of the models' mean alone; the control is the uniform mean over clients, as in the
+paper, whose loss is uniform over clients, too. With `weights: size` the two are means over different weights: the
+correction points to the mean gradient of clients, not of examples. With momentum the correction is part of the gradient
+that the momentum accumulates, and option II divides the client's move by its effective number of steps, so that c_i is
+a mean gradient all the same; without momentum that is the paper's K.
 """
 
 from dataclasses import dataclass

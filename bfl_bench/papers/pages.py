@@ -61,8 +61,7 @@ class Page:
         """Write Markdown, LaTeX and CSV, with the scale in the tables, and the commands for what is missing."""
         said = [f"scale {self.scale}: {self.shortened}"] if self.shortened else []
         said += ["(?): one seed here, so that no difference can be marked as beyond the spread"] * ("(?)" in text)
-        last = "".join(f"| {sentence} |
-" for sentence in [*said, *describe_repairs(self.runs)])
+        last = "".join(f"| {sentence} |\n" for sentence in [*said, *describe_repairs(self.runs)])
         body = add_last_row(text, last) + self.describe_missing() + report.describe_notes(self.notes)
         scale = {"scale": f"{self.scale}: {self.shortened}" if self.shortened else self.scale}
         report.write(self.to, self.name, body, [{**row, **scale} for row in rows])

@@ -24,7 +24,7 @@ from bfl_bench.records import config_folder
 Place = tuple[str, dict[str, Any]]
 """An item of an axis: what it is called, and its values."""
 
-KEYS = {"title", "of", "published", "experiment", "values", "row", "column", "cells", "grid", "seeds", "scales"}
+KEYS = {"title", "of", "published", "experiment", "values", "row", "column", "cells", "grid", "seeds", "ours", "scales"}
 SILENT = ("eval.batch_size", "eval.local_every")  # they change no result, only which are taken along
 SCALE_KEYS = {"values", "cells", "also", "grid", "seeds", "limit"}
 
@@ -287,7 +287,7 @@ def describe_scale(table: Table, scale: str, papers: Mapping[str, Any]) -> str:
     """Say what a scale has otherwise than the paper, by its definition; `papers` is the table's setting, flat."""
     changed = table.scale(scale)
     parts = [
-        f"{key} {json.dumps(value)} (paper: {_papers(table, key, papers)})"
+        f"{key} {json.dumps(value)} ({_whose(table, key)}: {_papers(table, key, papers)})"
         for key, value in _shortened(table, scale).items()
         if key not in SILENT
     ]
@@ -295,7 +295,7 @@ def describe_scale(table: Table, scale: str, papers: Mapping[str, Any]) -> str:
         there = [_label(item) for item in table.content.get("grid", {}).get(axis, [])]
         kept = [_label(item) for item in items]
         if kept != there:
-            parts.append(f"only {axis} {_join(kept)} (paper: {_join(there)})")
+            parts.append(f"only {axis} {_join(kept)} ({_whose(table, axis)}: {_join(there)})")
         own = [item for item in items if isinstance(item, dict)]
         parts += [f"{_label(item)} with {_list(item)}" for item in own]
     cells = changed.get("cells", [])
@@ -305,7 +305,7 @@ def describe_scale(table: Table, scale: str, papers: Mapping[str, Any]) -> str:
     parts += [f"{_label(c)} with {_list(c)}" for c in (*cells, *changed.get("also", [])) if isinstance(c, dict)]
     if "seeds" in changed and _seeds(changed["seeds"]) != _seeds(table.content["seeds"]):
         num, published = len(_seeds(changed["seeds"])), len(_seeds(table.content["seeds"]))
-        parts.append(f"{num} {'seed' if num == 1 else 'seeds'} (paper: {published})")
+        parts.append(f"{num} {'seed' if num == 1 else 'seeds'} ({_whose(table, 'seeds')}: {published})")
     return "; ".join(parts)
 
 
@@ -316,6 +316,11 @@ def _join(names: Sequence[str]) -> str:
 def _list(item: Mapping[str, Any]) -> str:
     shown = {key: value for key, value in item.items() if key not in ("label", *RUNS)}
     return ", ".join(f"{key} {json.dumps(value)}" for key, value in shown.items())
+
+
+def _whose(table: Table, key: str) -> str:
+    """Say whose the value at full length is: the paper's, or ours where the paper prints none."""
+    return "ours at full length" if key in table.content.get("ours", ()) else "paper"
 
 
 def _papers(table: Table, key: str, papers: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from bfl_bench.method import ServerData, Task
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fedbe import FedBe
-from tests.composing import SMALL, experiment
+from tests.composing import SMALL, experiment, resolve
 from tests.federation import generator, make_clients, make_split, make_task, random_start, run_round
 
 
@@ -60,15 +60,24 @@ def test_gaussian_teachers_have_the_moments_of_the_clients() -> None:
     assert ((drawn.var(0) / variance - 1).abs() < 4.5 * (2 / num) ** 0.5).all()
 
 
-def test_dirichlet_teachers_are_convex_combinations_around_the_weighted_mean() -> None:
+def test_the_default_scales_the_deviation_by_a_tenth() -> None:
+    """As the authors' code does: a hundredth of the variance."""
+    assert resolve("method=fedbe")["method"]["variance_scale"] == pytest.approx(0.1**2)
+
+
+def test_dirichlet_teachers_are_convex_combinations_around_the_plain_mean() -> None:
+    """The authors' code has the same concentration for every client, however many examples it holds."""
     num = 4000
     drawn = torch.stack(method(teachers="dirichlet", num_teachers=num).sample_teachers(CLIENTS, WEIGHTS, generator()))
     shares = torch.linalg.lstsq(CLIENTS.T.double(), drawn.T.double()).solution  # (3, num)
     assert (shares > -1e-5).all()
     assert torch.allclose(shares.sum(0), torch.ones(num, dtype=torch.float64), atol=1e-5)
-    expected = (WEIGHTS / 23).double()
-    spread = (expected * (1 - expected) / (2.0 + 1) / num).sqrt()  # of the mean of Dirichlet draws, concentration 2
+    expected = torch.full((3,), 1 / 3, dtype=torch.float64)
+    spread = (expected * (1 - expected) / (3 * 2.0 + 1) / num).sqrt()  # of the mean of Dirichlet draws, each with 2
     assert ((shares.mean(1) - expected).abs() < 4.5 * spread).all()
+    # a Dirichlet of 2, 2, 2: standard error of a variance over 4000 draws, of nearly normal numbers
+    variance = expected * (1 - expected) / (3 * 2.0 + 1)
+    assert ((shares.var(1) / variance - 1).abs() < 4.5 * (2 / num) ** 0.5).all()
 
 
 def test_targets_are_the_sharpened_mean_prediction() -> None:

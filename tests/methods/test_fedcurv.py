@@ -1,5 +1,7 @@
 """FedCurv: the penalty is over the other clients, and the sums are over all clients at any participation."""
 
+from dataclasses import replace
+
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -11,7 +13,7 @@ from tests.federation import generator, make_clients, make_task, random_start, r
 
 
 def method(weight: float = 0.7) -> FedCurv:
-    return FedCurv("fedcurv", "size", weight, "per_sample")
+    return FedCurv("fedcurv", "size", weight, "per_sample", True)
 
 
 def test_weight_zero_and_the_first_round_are_fedavg() -> None:
@@ -23,6 +25,22 @@ def test_weight_zero_and_the_first_round_are_fedavg() -> None:
     state["fishers"] = torch.rand_like(state["fishers"])
     assert torch.equal(run_round(method(0.0), task, state, clients)["params"], fedavg)
     assert not torch.allclose(run_round(method(), task, state, clients)["params"], fedavg)
+
+
+def test_a_penalty_without_gradient_is_fedavg_in_every_round() -> None:
+    """FOLA's released code, at a strength with which the live penalty ends in huge numbers."""
+    task, clients = make_task(), make_clients()
+    state = method().init(task, generator())
+    state["params"] = random_start(task)
+    dead, live = replace(method(1e4), penalty_gradient=False), method(1e4)
+    ours = {"dead": dict(state), "live": dict(state)}
+    fedavg: Tensors = {"params": state["params"]}
+    for _ in range(3):
+        ours["dead"] = run_round(dead, task, ours["dead"], clients)
+        ours["live"] = run_round(live, task, ours["live"], clients)
+        fedavg = run_round(FedAvg("fedavg", "size"), task, fedavg, clients)
+        assert torch.equal(ours["dead"]["params"], fedavg["params"])
+    assert not ours["live"]["params"].abs().max() < 1e3
 
 
 def test_penalty_is_over_the_other_clients() -> None:

@@ -1,7 +1,7 @@
-"""FOLA: the pooled ridge mean on linear-Gaussian data, FedAvg with equal precisions, and no dead switch."""
+"""FOLA: the pooled posterior on quadratic problems, FedAvg with equal precisions, and no dead switch."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from bfl_bench.aggregators import eaa, rklb
+from bfl_bench.data.dataset import Split
 from bfl_bench.errors import ConfigError
 from bfl_bench.inference.curvature import diagonal_fisher, mean_hessian
 from bfl_bench.inference.train import minibatches
-from bfl_bench.method import Task, Tensors
+from bfl_bench.method import Client, Task, Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.methods.fola import Fola
 from tests.federation import generator, make_clients, make_task, random_start, run_round, train_clients
@@ -30,9 +31,11 @@ def method(**changes: Any) -> Fola:
         fisher="batch_gradient",
         evaluation="online",
         average_steps=True,
+        batch_weight="share",
         round_scaling=True,
         gamma=0.02,
         eps=1e-3,
+        server_mean="product",
     )
     return replace(default, **changes)
 
@@ -43,30 +46,120 @@ def later_state(task: Task, round_: int = 2) -> Tensors:
     return {"params": random_start(task), "precision": precision, "round": torch.tensor(float(round_))}
 
 
-def test_first_aggregation_is_the_pooled_ridge_mean() -> None:
-    """Exact curvature of a linear model with orthogonal columns: eq. 12 gives ridge regression on all data.
+# Quadratic problems: linear regression, solved exactly by many full-batch steps. The oracle is the posterior of all
+# data with the prior N(0, 1/gamma), per example: precision sum_n X_n^T X_n / n + gamma I.
 
-    The precision is 1/n of the pooled one, because the Fisher is an average over examples.
+GAMMA = 0.3
+
+
+class Squares:
+    """Half the squared error: its Hessian is X^T X / n everywhere."""
+
+    num_outputs = 1
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return 0.5 * (outputs - labels).square().mean()
+
+    def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {}
+
+
+def make_regression(orthogonal: bool) -> tuple[Task, list[Client], Tensor, Tensor]:
+    """A task, clients of unequal sizes and curvatures, and X^T X / n and X^T y / n of all their data."""
+    size, sizes, draw = 4, (20, 33, 11), generator(1)
+    designs: list[Tensor] = []
+    for num in sizes:
+        x = torch.randn(num, size, generator=draw, dtype=torch.float64)
+        if orthogonal:
+            x = torch.linalg.qr(x).Q * num**0.5 * (torch.rand(size, generator=draw, dtype=torch.float64) + 0.3)
+        designs.append(x)
+    x = torch.cat(designs)
+    y = x.sum(1) + torch.arange(3.0).repeat_interleave(torch.tensor(sizes)) + torch.randn(len(x), generator=draw)
+    train = Split(x.float(), y.float()[:, None])
+    indices = torch.arange(len(x)).split(list(sizes))
+    task = make_task(torch.nn.Linear(size, 1, bias=False), sizes, epochs=300, batch_size=100, lr=0.25)
+    task = replace(task, likelihood=cast(Any, Squares()))
+    clients = [Client(id_, train, part, None) for id_, part in enumerate(indices)]
+    return task, clients, x.T @ x / len(x), x.T @ y / len(x)
+
+
+def exact_curvature(task: Task, x: Tensor, y: Tensor) -> Tensor:
+    return x.square().mean(0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"structure": "full"},
+        {"structure": "diagonal", "fisher": "per_sample"},
+        {"structure": "diagonal", "fisher": "per_sample", "aggregator": rklb},
+        {"structure": "full", "evaluation": "offline", "prior_loss": False},
+        {"structure": "full", "round_scaling": False},
+    ],
+)
+def test_what_clients_send_makes_the_posterior_of_all_data(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every round, with the prior at the strength that eq. 24 gives it, r - 1 times the likelihood's.
+
+    With plain sums the data count once for every round.
     """
-    size, gamma = 6, 0.05
-    task = make_task(torch.nn.Linear(size - 1, 1), sizes=(20, 33, 11))
-    assert len(task.model.gradient) == size
-    draw = generator(1)
-    designs, replies = [], []
-    for num in task.sizes:
-        basis = torch.linalg.qr(torch.randn(num, size, generator=draw, dtype=torch.float64)).Q
-        designs.append(basis * (torch.rand(size, generator=draw, dtype=torch.float64) * 5 + 1))
-    targets = [torch.randn(len(x), generator=draw, dtype=torch.float64) + x.sum(1) for x in designs]
-    for id_, (x, y) in enumerate(zip(designs, targets, strict=True)):
-        curvature = (x.T @ x).diagonal() / len(x)
-        replies.append((id_, {"params": torch.linalg.lstsq(x, y[:, None]).solution[:, 0], "precision": curvature}))
-    state = method(gamma=gamma).init(task, generator())
-    new, _ = method(gamma=gamma, eps=0.0).server_update(task, state, replies, generator())
-    x, y = torch.cat(designs), torch.cat(targets)
-    pooled = x.T @ x + len(x) * gamma * torch.eye(size, dtype=torch.float64)
-    # the state is float32
-    torch.testing.assert_close(new["params"].double(), torch.linalg.solve(pooled, x.T @ y), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(new["precision"].double(), pooled.diagonal() / len(x), rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr("bfl_bench.methods.fola.mean_squared_gradient", exact_curvature)
+    task, clients, curvature, shift = make_regression(orthogonal=options["structure"] == "diagonal")
+    scaled = options.get("round_scaling", True)
+    state = method(gamma=GAMMA, **options).init(task, generator())
+    state["params"] = random_start(task)
+    for round_ in (1, 2, 3):
+        # in the first round there is no pull but gamma's, whatever lambda is
+        weight = 50.0 if round_ == 1 else round_ - 1.0 if scaled else float(round_)
+        fola = method(gamma=GAMMA, eps=0.0, prior_weight=weight, **options)
+        state, _ = fola.server_update(task, state, train_clients(fola, task, state, clients), generator())
+        times = 1 if scaled else round_
+        precision = times * curvature + GAMMA * torch.eye(4, dtype=torch.float64)
+        mean = torch.linalg.solve(precision, times * shift)
+        # float32 steps to a gradient of about 1e-6
+        torch.testing.assert_close(state["params"].double(), mean, rtol=1e-4, atol=1e-4)
+        expected = precision if options["structure"] == "full" else precision.diagonal()
+        torch.testing.assert_close(state["precision"].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def clients_with_a_dead_input() -> list[Client]:
+    clients = make_clients()
+    x = clients[0].train.x.clone()
+    x[:, 0] = 0
+    return [replace(client, train=Split(x, client.train.y)) for client in clients]
+
+
+@pytest.mark.parametrize("rule", [None, rklb, eaa])
+@pytest.mark.parametrize("evaluation", ["online", "offline"])
+@pytest.mark.parametrize("round_scaling", [True, False])
+def test_gamma_is_counted_once(rule: Any, evaluation: Any, round_scaling: bool) -> None:
+    """Where the data say nothing, the precision is gamma after any number of rounds, and the mean only decays."""
+    task, clients = make_task(), clients_with_a_dead_input()
+    fola = method(gamma=0.01, eps=0.0, aggregator=rule, evaluation=evaluation, round_scaling=round_scaling)
+    state = fola.init(task, generator())
+    state["params"] = start = random_start(task)
+    dead = torch.arange(0, 30, 5)  # the first of five inputs of six hidden units
+    for _ in range(20):
+        state = run_round(fola, task, state, clients)
+    assert (state["precision"] > 0.0099).all()
+    torch.testing.assert_close(state["precision"][dead], torch.full((6,), 0.01), rtol=1e-4, atol=0)
+    most = max(2 * -(-len(client) // 4) for client in clients)  # steps of the largest client in a round
+    decays = 20 if round_scaling or evaluation == "offline" else 1
+    lowest = (1 - task.local.lr * 0.01) ** (most * decays)
+    ratio = state["params"][dead] / start[dead]
+    assert (ratio < 1).all()
+    assert (ratio > lowest - 1e-4).all()
+
+
+def test_rklb_on_the_same_replies_is_the_product() -> None:
+    task, clients = make_task(), make_clients()
+    product, ruled = method(eps=0.0), method(eps=0.0, aggregator=rklb)
+    state = later_state(task)
+    replies = train_clients(product, task, state, clients)
+    one, other = (fola.server_update(task, state, replies, generator())[0] for fola in (product, ruled))
+    for key in ("params", "precision"):
+        torch.testing.assert_close(one[key], other[key], rtol=1e-5, atol=1e-7)  # sums in another order
 
 
 def test_equal_precisions_without_gamma_and_eps_are_fedavg() -> None:
@@ -98,29 +191,50 @@ def test_where_nothing_is_known_the_mean_is_the_average() -> None:
 
 @pytest.mark.parametrize("round_scaling", [True, False])
 def test_local_training_equals_autograd_of_the_objective(round_scaling: bool) -> None:
-    """Loss + lambda/2 (w - mu)^T diag(P) (w - mu), and the squares of the loss's own gradients on the way."""
+    """Loss + lambda/2 (w - mu)^T diag(P) (w - mu) + gamma/2 |w|^2, and the squares of the loss's own gradients.
+
+    With plain sums gamma is a part of P already.
+    """
     task, client = make_task(epochs=3), make_clients()[0]
     state = later_state(task)
     fola = method(round_scaling=round_scaling)
     message = fola.client_update(task, state, {}, client, generator()).message
     weights, fisher = state["params"].clone(), torch.zeros_like(state["precision"])
-    strength = 3.0 if round_scaling else 3.0 / 3
+    strength, gamma = (3.0, 0.02) if round_scaling else (3.0 / 3, 0.0)
     for x, y, *_ in minibatches(client, task.local, generator()):
         task.model.load(weights)
         gradient = task.model.backward(cross_entropy(task.model(x), y)).clone()
         fisher += len(y) / 7 / 3 * gradient**2
         leaf = weights.clone().requires_grad_()
         prior = 0.5 * strength * (state["precision"] * (leaf - state["params"]) ** 2).sum()
+        prior = prior + 0.5 * gamma * leaf.square().sum()
         weights = weights - task.local.lr * (gradient + torch.autograd.grad(prior, leaf)[0])
-    precision = fisher / 3 + 2 / 3 * state["precision"] if round_scaling else fisher + state["precision"]
+    carried = 2 / 3 * state["precision"] if round_scaling else state["precision"]
+    precision = (fisher + gamma) / 3 + carried if round_scaling else fisher + carried
     torch.testing.assert_close(message["params"], weights, rtol=1e-4, atol=1e-5)  # float32 steps
     torch.testing.assert_close(message["precision"], precision, rtol=1e-4, atol=1e-6)
 
 
+def test_algorithm_1_as_printed_sums_squared_gradients_over_all_steps() -> None:
+    task, client = make_task(epochs=3), make_clients()[0]
+    fola = method(gamma=0.0, batch_weight="one", average_steps=False)
+    state = fola.init(task, generator())
+    state["params"] = weights = random_start(task)
+    message = fola.client_update(task, state, {}, client, generator()).message
+    total = torch.zeros_like(state["precision"])
+    for x, y, *_ in minibatches(client, task.local, generator()):  # of 4 and 3 examples
+        task.model.load(weights)
+        gradient = task.model.backward(cross_entropy(task.model(x), y)).clone()
+        total += gradient**2
+        weights = weights - task.local.lr * gradient
+    torch.testing.assert_close(message["precision"], total, rtol=1e-4, atol=1e-6)  # float32 steps
+
+
 def test_offline_precision_is_that_of_the_trained_model() -> None:
     task, client = make_task(), make_clients()[1]
-    update = method(evaluation="offline").client_update(task, later_state(task), {}, client, generator())
-    expected = diagonal_fisher(task, update.message["params"], client, generator(), "batch_gradient")
+    fola = method(evaluation="offline", fisher="per_sample")
+    update = fola.client_update(task, later_state(task), {}, client, generator())
+    expected = diagonal_fisher(task, update.message["params"], client, generator(), "per_sample") + 0.02
     torch.testing.assert_close(update.message["precision"], expected)
     online = method().client_update(task, method().init(task, generator()), {}, client, generator())
     offline = method(evaluation="offline").client_update(
@@ -129,28 +243,18 @@ def test_offline_precision_is_that_of_the_trained_model() -> None:
     assert not torch.allclose(online.message["precision"], offline.message["precision"])  # eq. 22 is not eq. 21
 
 
-@pytest.mark.parametrize("round_scaling", [True, False])
-@pytest.mark.parametrize("evaluation", ["online", "offline"])
-def test_gamma_stays_in_the_servers_precision_once(round_scaling: bool, evaluation: Any) -> None:
-    """With and without gamma, the trajectories of the Fishers alike: the precisions differ by gamma, in every round."""
+def test_a_plain_average_beside_the_precision_of_the_product() -> None:
+    """Fig. 9 b: the clients' training is the same, and so is what the server makes of their precisions."""
     task, clients = make_task(), make_clients()
-    common = {"round_scaling": round_scaling, "evaluation": evaluation, "prior_weight": 0.0}
-    with_gamma, without = method(gamma=0.3, **common), method(gamma=0.0, **common)
-    states = [with_gamma.init(task, generator()), without.init(task, generator())]
-    for _ in range(4):
-        replies = train_clients(without, task, states[1], clients)
-        shifted = []
-        for id_, message in replies:
-            carried = states[0]["precision"] - states[1]["precision"]
-            round_ = states[0]["round"].item() + 1
-            share = 0.0 if evaluation == "offline" or round_ == 1 else ((round_ - 1) / round_ if round_scaling else 1.0)
-            shifted.append((id_, message | {"precision": message["precision"] + share * carried}))
-        states = [
-            with_gamma.server_update(task, states[0], shifted, generator())[0],
-            without.server_update(task, states[1], replies, generator())[0],
-        ]
-        difference = states[0]["precision"] - states[1]["precision"]
-        torch.testing.assert_close(difference, torch.full_like(difference, 0.3), rtol=1e-4, atol=1e-5)
+    state = later_state(task)
+    average, product = (run_round(method(server_mean=mean), task, state, clients) for mean in ("average", "product"))
+    replies = train_clients(method(), task, state, clients)
+    mean = sum(task.sizes[i] * m["params"] for i, m in replies) / sum(task.sizes)
+    assert isinstance(mean, Tensor)
+    torch.testing.assert_close(average["params"], mean)
+    assert torch.equal(average["precision"], product["precision"])
+    with pytest.raises(ConfigError, match="server_mean: got 'average'"):
+        method(server_mean="average", aggregator=rklb)
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -160,6 +264,8 @@ CHANGES: list[dict[str, Any]] = [
     {"fisher": "per_sample"},
     {"evaluation": "offline"},
     {"average_steps": False},
+    {"batch_weight": "one"},
+    {"server_mean": "average"},
     {"round_scaling": False},
     {"gamma": 0.5},
     {"eps": 0.1},
@@ -185,6 +291,7 @@ def test_prior_loss_without_gradient_is_only_recorded() -> None:
     assert torch.equal(dead.message["params"], off.message["params"])
     moved = dead.message["params"] - state["params"]
     expected = 0.5 * 3.0 * (state["precision"] * moved.square()).sum().item()
+    expected += 0.5 * 0.02 * dead.message["params"].square().sum().item()
     assert dead.metrics["prior_loss"] == pytest.approx(expected, rel=1e-5)  # float32
     assert "prior_loss" not in off.metrics
 
@@ -197,7 +304,7 @@ def test_rules_get_variances_and_need_gamma() -> None:
     ruled = run_round(method(aggregator=rklb, gamma=0.02), task, state, clients)
     replies = train_clients(method(), task, state, clients)
     weights = torch.tensor(task.sizes) / sum(task.sizes)
-    precisions = torch.stack([m["precision"] + 0.02 for _, m in replies])
+    precisions = torch.stack([m["precision"] for _, m in replies])
     means = torch.stack([m["params"] for _, m in replies])
     precision = weights @ precisions
     torch.testing.assert_close(ruled["params"], weights @ (precisions * means) / precision, rtol=1e-4, atol=1e-5)
@@ -205,36 +312,15 @@ def test_rules_get_variances_and_need_gamma() -> None:
 
 
 def test_prior_of_the_first_round_lies_at_zero() -> None:
-    """One full-batch step: w - lr (g + lambda gamma w), whatever the model starts from."""
+    """One full-batch step: w - lr (g + gamma w), whatever the model starts from, and whatever lambda is."""
     task = make_task(epochs=1, batch_size=100)
     client, state = make_clients()[0], method(gamma=0.2).init(task, generator())
     state["params"] = random_start(task)
     update = method(gamma=0.2).client_update(task, state, {}, client, generator())
     task.model.load(state["params"])
     x, y = client.gather(torch.arange(len(client)), generator())
-    gradient = task.model.backward(cross_entropy(task.model(x), y)) + 3.0 * 0.2 * state["params"]
+    gradient = task.model.backward(cross_entropy(task.model(x), y)) + 0.2 * state["params"]
     torch.testing.assert_close(update.message["params"], state["params"] - task.local.lr * gradient)
-
-
-def test_full_precisions_give_the_pooled_ridge_mean_for_any_design() -> None:
-    size, gamma = 6, 0.05
-    task = make_task(torch.nn.Linear(size - 1, 1), sizes=(20, 33, 11))
-    draw = generator(1)
-    designs = [torch.randn(num, size, generator=draw, dtype=torch.float64) for num in task.sizes]
-    targets = [torch.randn(len(x), generator=draw, dtype=torch.float64) + x.sum(1) for x in designs]
-    replies = [
-        (id_, {"params": torch.linalg.lstsq(x, y[:, None]).solution[:, 0], "precision": x.T @ x / len(x)})
-        for id_, (x, y) in enumerate(zip(designs, targets, strict=True))
-    ]
-    fola = method(structure="full", gamma=gamma, eps=0.0)
-    state = fola.init(task, generator())
-    assert torch.equal(state["precision"], gamma * torch.eye(size))
-    new, _ = fola.server_update(task, state, replies, generator())
-    x, y = torch.cat(designs), torch.cat(targets)
-    pooled = x.T @ x + len(x) * gamma * torch.eye(size, dtype=torch.float64)
-    # the state is float32
-    torch.testing.assert_close(new["params"].double(), torch.linalg.solve(pooled, x.T @ y), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(new["precision"].double(), pooled / len(x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("structure", ["full", "eigenvalue"])
@@ -254,7 +340,7 @@ def test_structures_are_the_hessian_and_its_eigenvalues() -> None:
     task, client = make_task(), make_clients()[1]
     messages = {}
     for structure in ("full", "eigenvalue"):
-        fola = method(structure=structure)
+        fola = method(structure=structure, gamma=0.0)
         state = fola.init(task, generator())
         messages[structure] = fola.client_update(task, state, {}, client, generator()).message
     assert torch.equal(messages["full"]["params"], messages["eigenvalue"]["params"])
@@ -271,7 +357,7 @@ def test_a_full_prior_pulls_along_its_correlations() -> None:
     client, size = make_clients()[0], len(task.model.gradient)
     root = torch.randn(size, size, generator=generator(2)) * 0.1
     state = {"params": random_start(task), "precision": root @ root.T, "round": torch.tensor(1.0)}
-    update = method(structure="full").client_update(task, state, {}, client, generator())
+    update = method(structure="full", gamma=0.0).client_update(task, state, {}, client, generator())
     weights = state["params"].clone()
     x, y = client.gather(torch.arange(len(client)), generator())
     for _ in range(2):

@@ -14,8 +14,9 @@ from bfl_bench.inference.curvature import (
     mean_squared_gradient,
 )
 from bfl_bench.inference.train import full_gradient
+from bfl_bench.method import Client
 from bfl_bench.models.flat import FlatModel
-from tests.federation import generator, make_clients, make_task, random_start
+from tests.federation import generator, make_clients, make_split, make_task, random_start
 
 
 def convolutional() -> nn.Module:
@@ -36,7 +37,9 @@ def test_diagonal_fisher_equals_a_loop(kind: str, convolution: bool) -> None:
     fisher = diagonal_fisher(task, start, client, generator(), kind)  # type: ignore[arg-type]
     module = task.model.module
     module.load_state_dict(task.model.layout.to_state_dict(start))
-    x, y = client.gather(torch.arange(12), generator())
+    # the first that the pass draws is its order
+    order = torch.randperm(12, generator=generator()) if kind == "batch_gradient" else torch.arange(12)
+    x, y = client.gather(order, generator())
     size = 1 if kind == "per_sample" else 5
     expected: dict[str, Tensor] = {}
     for part_x, part_y in zip(x.split(size), y.split(size), strict=True):
@@ -46,6 +49,20 @@ def test_diagonal_fisher_equals_a_loop(kind: str, convolution: bool) -> None:
         # float32 sums of a dozen terms, in another order
         torch.testing.assert_close(entry.view(fisher), expected[entry.name], rtol=1e-4, atol=1e-7)
     assert fisher.max() > 1e-3
+
+
+def test_minibatches_of_clients_stored_class_by_class_are_shuffled() -> None:
+    """In the order of storage each minibatch would be of one class, and its gradient as large as an example's."""
+    task = make_task(batch_size=8)
+    train = make_split(240)
+    by_class = train.y.argsort()
+    random = by_class[torch.randperm(240, generator=generator(3))]
+    start = torch.zeros(task.model.layout.size)
+    sums = [
+        diagonal_fisher(task, start, Client(0, train, indices, None), generator(), "batch_gradient").sum().item()
+        for indices in (by_class, random)
+    ]
+    assert sums[0] == pytest.approx(sums[1], rel=0.5)  # two draws of 30 minibatches; in order it is four times as much
 
 
 def test_chunks_change_nothing() -> None:

@@ -272,6 +272,23 @@ def test_a_network_without_dropout_is_the_one_before_there_was_dropout(model: st
     assert folder_name(with_value(config, "model.dropout", 0.1)) != folder_name(config)
 
 
+@pytest.mark.parametrize(
+    ("method", "key", "value"),
+    [
+        ("fola", "batch_weight", "one"),
+        ("fola_released", "server_mean", "average"),
+        ("fedcurv", "penalty_gradient", False),
+    ],
+)
+def test_a_method_without_a_later_key_is_the_one_that_does_as_before(method: str, key: str, value: object) -> None:
+    config = resolve(f"method={method}")
+    before = copy.deepcopy(config)
+    del before["method"][key]
+    assert folder_name(config) == folder_name(before)
+    assert complete(config) == complete(before)
+    assert folder_name(with_value(config, f"method.{key}", value)) != folder_name(config)
+
+
 def test_a_key_added_to_a_part_belongs_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the part stands; the key of the same name of another part counts, whatever its value."""
     config = resolve("method=fvb", "aggregator=wb", "eval.also_aggregate=[eaa,wb]")

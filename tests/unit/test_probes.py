@@ -13,6 +13,9 @@ from bfl_bench import records
 from bfl_bench.aggregators.algebra import Gaussian, MeanCosine
 from bfl_bench.build import load, plan
 from bfl_bench.errors import ConfigError
+from bfl_bench.inference.curvature import mean_hessian
+from bfl_bench.inference.train import train
+from bfl_bench.method import Client
 from tests.composing import SMALL, experiment, resolve, run_in
 from tests.federation import generator
 
@@ -65,6 +68,21 @@ def test_mean_cosine_needs_two_and_survives_flat_ones() -> None:
     assert cosine.result() is None
     cosine.add(torch.arange(5.0))
     assert cosine.result() == pytest.approx(-1.0 + 0.5)  # the flat one has no direction: length 0 instead of 1
+
+
+def test_cosine_of_full_hessians_is_near_one_by_construction() -> None:
+    """Two clients without a class in common: their Hessians differ, but for the constant that the paper adds."""
+    words = ["dataset=digits", "model=softmax", "partition=disjoint", "num_clients=2", "method=fedavg"]
+    worker = experiment(*words).worker
+    cosine, hessians = MeanCosine(), []
+    for id_ in (0, 1):
+        client = Client(id_, worker.train, worker.client_indices[id_], None)
+        vector = train(worker.task, worker.task.model.initial, client, generator()).vector
+        hessian, _ = mean_hessian(worker.task, vector, client, generator())
+        cosine.add(hessian)
+        hessians.append(hessian.flatten())
+    assert (cosine.result() or 0) > 0.9
+    assert torch.cosine_similarity(hessians[0], hessians[1], dim=0) < 0.3
 
 
 @pytest.mark.parametrize("method", ["fola", "fedavg"])
@@ -143,6 +161,12 @@ def test_what_a_run_cannot_build_on_is_named(tmp_path: Path) -> None:
         load(plan(resolve(*TWO, f"reference_posterior={tmp_path / 'begun'}")))
     with pytest.raises(ConfigError, match=r"start_from: got .* whose network has \d+ parameters"):
         load(plan(resolve(*TWO, "model.hidden=[9]", f"start_from={first}")))
+    diagonal = finished(tmp_path / "diagonal", *TWO, "method=fola")
+    shapes = (
+        r"start_from: got .*/diagonal', allowed: a run whose precision has shape \((\d+), \1\), .* \(there: \(\1,\)\)"
+    )
+    with pytest.raises(ConfigError, match=shapes):
+        load(plan(resolve(*TWO, "method=fola", "method.structure=full", f"start_from={diagonal}")))
     with pytest.raises(ConfigError, match=r"reference_posterior: got .* a run of fola"):
         load(plan(resolve(*TWO, f"reference_posterior={first}")))
 
