@@ -40,6 +40,8 @@ ADDED: dict[str, Any] = {
     "mlp.dropout": 0.0,
     "lenet.dropout": 0.0,
     "cnn.dropout": 0.0,
+    "Virtual.natural_lr": None,
+    "Virtual.own_model": "trained",
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 
