@@ -5,10 +5,12 @@
 Jamoussi et al., "BA-BFL: Barycentric Aggregation for Bayesian Federated Learning", 2024. Nothing is trained: what is
 missing is named, with the lines that make it. conf/paper/ba_bfl.yaml says which runs are whose. Figure 1 needs no runs.
 Figure 2 is the partition of the first run. Figures 3 to 5 show mean and population standard deviation over seeds
-against the number of Bayesian layers; at 0 stands FedAvg, the same for all rules.
+against the number of Bayesian layers; at 0 stands FedAvg, the same for all rules. Rules whose results agree in four
+decimals are one line.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +19,13 @@ import numpy as np
 from bfl_bench import records, report
 from bfl_bench.papers.bfl_p import draw_toy
 from bfl_bench.papers.pages import Maker, Page
-from bfl_bench.papers.rules import compare
+from bfl_bench.papers.rules import compare, describe_coincidence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RULES = ("AALV", "EAA", "GAA", "RKLB", "WB")
+LAYERS = (1, 2, 3)
 FIGURES = {  # quantity: label, factor
     "figure3": {"ece": ("ECE (%)", 100), "nll": ("NLL", 1)},
     "figure4": {"seconds_per_round": ("seconds per round", 1)},
@@ -61,20 +64,36 @@ def draw_partition(page: Page) -> None:
 
 
 def draw_lines(axes: "Axes", stats: Mapping[tuple[str, int], report.Stats]) -> None:
-    """By rule and number of layers; rules stand a little apart, so that their bars do not hide one another."""
+    """By rule and number of layers; rules with the same results are one line, others stand a little apart.
+
+    Apart, so that their bars do not hide one another; a single seed has none.
+    """
     start = [(0.0, stats["FedAVG", 0])] if ("FedAVG", 0) in stats else []
-    for number, rule in enumerate(RULES):
-        points = [(n + 0.06 * (number - 2), stats[rule, n]) for n in (1, 2, 3) if (rule, n) in stats]
-        if points:
-            x, y = zip(*((x, found.mean) for x, found in start + points), strict=True)
-            axes.plot(x, y, lw=1, color=f"C{number}")
-            x, y, error = zip(*((x, found.mean, found.population_std) for x, found in points), strict=True)
-            axes.errorbar(x, y, error, fmt="o", ms=4, capsize=2, color=f"C{number}", label=rule)
-    for position, found in start:
-        axes.errorbar(
-            position, found.mean, found.population_std, fmt="s", ms=5, capsize=2, color="black", label="FedAvg"
-        )
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for rule in RULES:
+        results = tuple(show(stats[rule, n].mean) if (rule, n) in stats else "" for n in LAYERS)
+        alike.setdefault(results, []).append(rule)
+    lines = [rules for results, rules in alike.items() if any(results)]
+    for number, rules in enumerate(lines):
+        offset, color = 0.06 * (number - (len(lines) - 1) / 2), f"C{RULES.index(rules[0])}"
+        points = [(n + offset, stats[rules[0], n]) for n in LAYERS if (rules[0], n) in stats]
+        axes.plot(*zip(*((x, found.mean) for x, found in start + points), strict=True), lw=1, color=color)
+        draw_points(axes, points, "o", color, ", ".join(rules))
+    draw_points(axes, start, "s", "black", "FedAvg")
     axes.grid(alpha=0.3)
+
+
+def draw_points(
+    axes: "Axes", points: Sequence[tuple[float, report.Stats]], marker: str, color: str, label: str
+) -> None:
+    if points:
+        x, y, error = zip(*((x, found.mean, found.population_std) for x, found in points), strict=True)
+        bars = None if any(map(math.isnan, error)) else error
+        axes.errorbar(x, y, bars, fmt=marker, ms=4, capsize=2, color=color, label=label)
+
+
+def show(value: float) -> str:
+    return f"{value:.4f}"
 
 
 def draw_layers(page: Page) -> None:
@@ -98,18 +117,19 @@ def draw_layers(page: Page) -> None:
                     stats[rule, int(layers)] = found
             for (rule, number), found in sorted(stats.items(), key=lambda item: (item[0][1], item[0][0])):
                 line = {"dataset": dataset, "quantity": label, "layers": number, "rule": rule, "mean": found.mean}
-                lines.append(line | {"population_std": found.population_std, "seeds": found.num})
+                spread = None if found.num == 1 else found.population_std
+                lines.append(line | {"population_std": spread, "seeds": found.num})
             draw_lines(grid[i, j], stats)
             grid[i, j].set(xticks=range(4), ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
     figure.supxlabel("Bayesian layers (0: FedAvg)")
-    legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
-    handles = {label: handle for legend in legends for handle, label in legend}
-    shown = [label for label in ("FedAvg", *RULES) if label in handles]
-    figure.legend([handles[label] for label in shown], shown, loc="outside right upper", fontsize=8)
+    for axes in grid.flat:  # each has its own, as rules may coincide in one quantity and not in another
+        axes.legend(fontsize=7)
     head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
-    rows = [[f"{v:.4f}" if isinstance(v, float) else str(v) for v in line.values()] for line in lines]
+    rows = [[show(v) if isinstance(v, float) else "-" if v is None else str(v) for v in c.values()] for c in lines]
     text = f"# BA-BFL, {page.table.name}: runs by the released code\n"
-    page.write(text + "\n" + report.markdown(head, rows), lines)
+    absent = page.absent("dataset")
+    body = report.markdown(head, rows) + (f"\nNo run here of {', '.join(absent)}.\n" if absent else "")
+    page.write(text + "\n" + body + describe_coincidence(page), lines)
     page.save_figure(figure)
 
 

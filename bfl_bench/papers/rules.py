@@ -22,7 +22,7 @@ def compare(page: Page, paper: str, head: str, spread: str) -> None:
     metrics = {metric: METRICS[metric] for _, _, metric in there}
     text = f"# {paper}, table {number}: runs by the released code\n\n"
     text += f"Last round; mean +- {spread.replace('_', ' ')} over seeds; diff.: ours - paper's, (!) where it is "
-    text += "beyond both spreads together.\n"
+    text += "beyond both spreads together, (?) where one seed has no spread, so that no mark is possible.\n"
     cells: list[dict[str, object]] = []
     groups = page.groups()
     for dataset in dict.fromkeys(page.cell(group).names["dataset"] for group in groups):
@@ -40,6 +40,8 @@ def compare(page: Page, paper: str, head: str, spread: str) -> None:
                 value, value_spread = published.get((dataset, row, metric), (None, None))
                 difference = None if mean is None or value is None else mean - value
                 mark = " (!)" if is_beyond(difference, ours_spread, value_spread) else ""
+                if difference is not None and ours and ours.num == 1:
+                    mark = " (?)"
                 line += [_number(mean, ours_spread), _number(value, value_spread)]
                 line.append(_number(difference, sign="+") + mark)
                 names = dict(zip(("partition", "model", "aggregator"), row, strict=True))
@@ -49,7 +51,21 @@ def compare(page: Page, paper: str, head: str, spread: str) -> None:
             lines.append([*line, str(len(group.runs))])
         titles = [name for title, _, _ in metrics.values() for name in (title, "paper", "diff.")]
         text += f"\n## {dataset}\n\n{markdown(['Part.', head, 'Agg.', *titles, 'seeds'], lines)}"
-    page.write(text, cells)
+    if absent := page.absent("dataset"):
+        text += f"\nNo run here of {', '.join(absent)}.\n"
+    page.write(text + describe_coincidence(page), cells)
+
+
+def describe_coincidence(page: Page) -> str:
+    """Say which rules cannot differ: where clients' variances are alike, they are the same average."""
+    if not any(run.config.get("model.log_variance_clamp") == "hard" for run in page.runs):
+        return ""
+    return (
+        "\nBy construction: a hard clamp passes no gradient to log variances below its range, where they start; only "
+        "weight decay moves them, by the number of steps that a client takes. While clients' variances are nearly one "
+        "number, EAA, AALV, WB and GAA with normalised weights, by their equations, average the same things, and RKLB "
+        "weighs means by precisions that hardly differ: that these rules coincide is no finding.\n"
+    )
 
 
 def _number(value: float | None, spread: float | None = None, sign: str = "") -> str:

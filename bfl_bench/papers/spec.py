@@ -170,7 +170,8 @@ def list_cells(table: Table, scale: str = "paper") -> list[Cell]:
     base = {"experiment": content.get("experiment")} | content.get("values", {})
     cells: list[Cell] = []
     for item, added in _items(table, scale):
-        grid = _grid(content.get("grid", {}), changed.get("grid", {}), item.get("grid", {}))
+        of_scale, of_item = changed.get("grid", {}), item.get("grid", {})
+        grid = _grid(content.get("grid", {}), *((of_scale, of_item) if added else (of_item, of_scale)))
         grid = {axis: items if axis not in shortened else [(str(shortened[axis]), {})] for axis, items in grid.items()}
         label, values = _expand("cell", item, {})
         own = _list(values) if added else ""

@@ -384,7 +384,9 @@ def test_gates_per_unit_fit_every_kind_of_layer(name: str, shape: tuple[int, ...
         "lstm": lambda: networks.lstm(shape, 5, embedding=3, units=4, layers=2),
     }[name]
     for settings in (None, make_gaussian_settings()):
-        pair = [make() if settings is None else make_gaussian(make(), 9 if name == "lstm" else 4, settings) for _ in "ab"]
+        pair = [
+            make() if settings is None else make_gaussian(make(), 9 if name == "lstm" else 4, settings) for _ in "ab"
+        ]
         module = Lateral(*pair, gate_per_unit=True)
         x = torch.randint(5, (2, *shape)) if name == "lstm" else torch.randn(2, *shape)
         expected = {"conv": [(32, 1, 1), (64, 1, 1), (7,), (5,)], "lstm": [(3,), (4,), (5,)]}[name]
@@ -532,10 +534,11 @@ def test_a_step_on_natural_parameters_is_that_of_autograd() -> None:
 def test_with_steps_on_natural_parameters_no_factor_loses_its_precision() -> None:
     """As large as they are: the posterior's precision stays at least that of all others' factors together."""
     task, client = lateral_task(), make_clients()[1]
-    virtual = method(private="lateral", natural_lr=300.0)
+    virtual = method(private="lateral", natural_lr=800.0)
     state = virtual.init(task, generator())
     before = virtual.init_client(task, state, 1)
-    update = turn(virtual, task, state, {}, client)
+    before = before | {"precision": 1e-3 * before["precision"]}  # a factor with little to lose
+    update = turn(virtual, task, state, before, client)
     precision, _ = natural(task, update.local["params"])
     floor = state["precision"] - before["precision"]
     assert (precision >= floor * (1 - 1e-5)).all()  # float32
