@@ -223,7 +223,8 @@ def test_no_published_number_stands_beside_random_data(tmp_path: Path, capsys: p
     assert show("fola_table2", "scale=smoke", runs=tmp_path, to=tmp_path / "to") == 0
     out = capsys.readouterr().out
     assert "48.57" not in out
-    assert 'data_dir "stand-in" (paper: null)' in out
+    assert "random stand-ins for the data" in out
+    assert "null" not in out
     (row,) = read_csv(tmp_path / "to/fola_table2_smoke.csv")
     assert row["paper's GA (%)"] == ""
     one = compose_cells(list_cells(find_table("bfl_p_table1"), "smoke")[:1])

@@ -2,7 +2,8 @@
 
 A table is the product of its cells, the axes of its grid and its seeds. An item of an axis is a value of the key that
 the axis is called by, or a label with several values. What counts more than what: values of the table, of the cell, of
-the grid's items, then of the scale, and of cells that a scale itself defines. Nothing here looks at a run.
+the grid's items, then of the scale, and of cells that a scale itself defines. A cell may have axes of its own; a scale
+narrows those that there are. Nothing here looks at a run.
 """
 
 import itertools
@@ -24,7 +25,7 @@ from bfl_bench.records import config_folder
 Place = tuple[str, dict[str, Any]]
 """An item of an axis: what it is called, and its values."""
 
-KEYS = {"title", "of", "experiment", "values", "row", "column", "cells", "grid", "seeds", "scales"}
+KEYS = {"title", "of", "experiment", "values", "row", "column", "cells", "grid", "seeds", "ours", "released", "scales"}
 SILENT = ("eval.batch_size", "eval.local_every")  # they change no result, only which are taken along
 SCALE_KEYS = {"values", "cells", "also", "grid", "seeds", "limit"}
 
@@ -170,8 +171,9 @@ def list_cells(table: Table, scale: str = "paper") -> list[Cell]:
     base = {"experiment": content.get("experiment")} | content.get("values", {})
     cells: list[Cell] = []
     for item, added in _items(table, scale):
-        of_scale, of_item = changed.get("grid", {}), item.get("grid", {})
-        grid = _grid(content.get("grid", {}), *((of_scale, of_item) if added else (of_item, of_scale)))
+        of_table, of_item = content.get("grid", {}), item.get("grid", {})
+        of_scale = {axis: items for axis, items in changed.get("grid", {}).items() if axis in of_table | of_item}
+        grid = _grid(of_table, *((of_scale, of_item) if added else (of_item, of_scale)))
         grid = {axis: items if axis not in shortened else [(str(shortened[axis]), {})] for axis, items in grid.items()}
         label, values = _expand("cell", item, {})
         own = _list(values) if added else ""
@@ -283,15 +285,17 @@ def describe_scale(table: Table, scale: str, papers: Mapping[str, Any]) -> str:
     """Say what a scale has otherwise than the paper, by its definition; `papers` is the table's setting, flat."""
     changed = table.scale(scale)
     parts = [
-        f"{key} {json.dumps(value)} (paper: {_papers(table, key, papers)})"
+        f"{key} {json.dumps(value)} ({_whose(table, key)}: {_papers(table, key, papers)})"
         for key, value in _shortened(table, scale).items()
-        if key not in SILENT
+        if key not in (*SILENT, "data_dir")
     ]
+    parts += ["random stand-ins for the data"] if "data_dir" in _shortened(table, scale) else []
     for axis, items in changed.get("grid", {}).items():
-        there = [_label(item) for item in table.content.get("grid", {}).get(axis, [])]
+        grids = [table.content.get("grid", {}), *(cell.get("grid", {}) for cell in table.content["cells"])]
+        there = list(dict.fromkeys(_label(item) for grid in grids for item in grid.get(axis, [])))
         kept = [_label(item) for item in items]
         if kept != there:
-            parts.append(f"only {axis} {_join(kept)} (paper: {_join(there)})")
+            parts.append(f"only {axis} {_join(kept)} ({_whose(table, axis)}: {_join(there)})")
         own = [item for item in items if isinstance(item, dict)]
         parts += [f"{_label(item)} with {_list(item)}" for item in own]
     cells = changed.get("cells", [])
@@ -301,7 +305,7 @@ def describe_scale(table: Table, scale: str, papers: Mapping[str, Any]) -> str:
     parts += [f"{_label(c)} with {_list(c)}" for c in (*cells, *changed.get("also", [])) if isinstance(c, dict)]
     if "seeds" in changed and _seeds(changed["seeds"]) != _seeds(table.content["seeds"]):
         num, published = len(_seeds(changed["seeds"])), len(_seeds(table.content["seeds"]))
-        parts.append(f"{num} {'seed' if num == 1 else 'seeds'} (paper: {published})")
+        parts.append(f"{num} {'seed' if num == 1 else 'seeds'} ({_whose(table, 'seeds')}: {published})")
     return "; ".join(parts)
 
 
@@ -310,8 +314,16 @@ def _join(names: Sequence[str]) -> str:
 
 
 def _list(item: Mapping[str, Any]) -> str:
-    shown = {key: value for key, value in item.items() if key not in ("label", *RUNS)}
-    return ", ".join(f"{key} {json.dumps(value)}" for key, value in shown.items())
+    shown = {key: value for key, value in item.items() if key not in ("label", "grid", "seeds", *RUNS)}
+    along = [f"{axis} {_join([_label(item) for item in items])}" for axis, items in item.get("grid", {}).items()]
+    return ", ".join([f"{key} {json.dumps(value)}" for key, value in shown.items()] + along)
+
+
+def _whose(table: Table, key: str) -> str:
+    """Say whose the value at full length is: the paper's, or the released code's or ours where the paper prints none."""
+    if key in table.content.get("released", ()):
+        return "released code"
+    return "ours at full length" if key in table.content.get("ours", ()) else "paper"
 
 
 def _papers(table: Table, key: str, papers: Mapping[str, Any]) -> str:
