@@ -9,8 +9,9 @@ from bfl_bench.commands import paper
 from bfl_bench.commands.cells import compose_cells
 from bfl_bench.papers.spec import find_table, list_cells
 from bfl_bench.papers.tables import HERE, read_published
-from bfl_bench.papers.virtual import smooth
+from bfl_bench.papers.virtual import choose_rate, smooth
 from bfl_bench.records import Cell
+from bfl_bench.report import Group, find_runs
 from tests.composing import call_script, resolve, write_run
 
 
@@ -43,24 +44,21 @@ def make_cell(out: Path, table: str, label: str, *rows: dict[str, Cell], **names
 def test_table_2_takes_the_maximum_over_rounds_of_the_best_setting(tmp_path: Path) -> None:
     out = tmp_path / "outputs"
     place = {"federation": "MNIST, mlp"}
-    make_cell(out, "virtual_table2", "Virtual", row(1, 0.5, 0.9), row(2, 0.8, 0.7), local__lr="0.03", **place)
-    make_cell(out, "virtual_table2", "Virtual", row(1, 0.85, 0.6), local__lr="0.1", **place)
+    make_cell(out, "virtual_table2", "FedProx", row(1, 0.5, 0.9), row(2, 0.8, 0.7), server__lr="0.8", **place)
+    make_cell(out, "virtual_table2", "FedProx", row(1, 0.85, 0.6), server__lr="1.6", **place)
     make_cell(out, "virtual_table2", "FedAvg", row(1, 0.4, 0.3), federation="VSN, mlp")
     write_run(out, resolve("experiment=virtual", "method.init_from=server"), row(1, 0.99, 0.99))  # of Table III
     write_run(out, resolve("experiment=virtual", "local.epochs=100"), row(1, 0.99, 0.99))  # of Table IV
     text = " ".join(call_script("virtual", "table2", cwd=tmp_path).stdout.split())
-    setting = "60 rounds, E 5, lr 0.03, server.lr 0.8, beta 1e-05, all clients"
-    assert f"| MNIST, mlp | MT | Virtual | 90.0 | 97.4 | -7.4 (?) | 1 | 2 | {setting} |" in text
-    assert "| MNIST, mlp | S | Virtual | 85.0 | 97.8 | -12.8 (?) | 1 | 2 |" in text
+    setting = "60 rounds, E 5, lr 0.1, server.lr 0.8, mu 0.01, all clients"
+    assert f"| MNIST, mlp | MT | FedProx | 90.0 | 96.9 | -6.9 (?) | 1 | 2 | {setting} |" in text
+    assert "| MNIST, mlp | S | FedProx | 85.0 | 97.6 | -12.6 (?) | 1 | 2 |" in text
     assert "| VSN, mlp | S | FedAvg | 40.0 | 89.6 | -49.6 (?) | 1 | 1 |" in text
-    assert f"| MNIST, mlp | Virtual | {setting} | 90.0 | 80.0 | 1 |" in text  # each setting by itself
-    assert (
-        "| MNIST, mlp | Virtual | 60 rounds, E 5, lr 0.1, server.lr 0.8, beta 1e-05, all clients | 60.0 | 85.0 |"
-        in text
-    )
+    assert f"| MNIST, mlp | FedProx | {setting} | 90.0 | 80.0 | 1 |" in text  # each setting by itself
+    assert f"| MNIST, mlp | FedProx | {setting.replace('0.8', '1.6')} | 60.0 | 85.0 | 1 |" in text
     assert "99.0" not in text
     assert "No run here of FEMNIST, mlp; FEMNIST, conv; PMNIST, mlp; HAR, mlp; NLP, lstm." in text
-    assert "`bfl-paper run virtual_table2 scale=cpu cell=FedProx 'federation=FEMNIST, mlp," in text
+    assert "`bfl-paper run virtual_table2 scale=cpu cell=FedProx 'federation=FEMNIST, mlp,VSN, mlp," in text
 
 
 def show(table: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -81,17 +79,28 @@ def test_with_several_seeds_a_difference_is_marked_or_not(tmp_path: Path, capsys
     assert "Every setting" not in text
 
 
-def test_curves_have_one_learning_rate_per_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The best on average: FedAvg alone would take 0.03."""
-    place = {"federation": "MNIST, mlp", "server__lr": "0.8"}
-    accuracies = {("FedAvg", "0.03"): 0.8, ("FedAvg", "0.1"): 0.7, ("Virtual", "0.03"): 0.2, ("Virtual", "0.1"): 0.6}
-    for (label, rate), mt in accuracies.items():
-        make_cell(tmp_path, "virtual_table2", label, row(1, 0.5, mt, train_acc=mt), local__lr=rate, **place)
+def test_curves_have_one_learning_rate_per_dataset(tmp_path: Path) -> None:
+    """The best on average: FedAvg alone would take 0.03, and only VIRTUAL has been tried with 0.01."""
+    tried = {("fedavg", 0.03): 0.8, ("fedavg", 0.1): 0.7, ("virtual", 0.03): 0.2, ("virtual", 0.1): 0.6}
+    for (method, rate), mt in (tried | {("virtual", 0.01): 0.9}).items():
+        write_run(tmp_path, resolve("experiment=virtual", f"method={method}", f"local.lr={rate}"), row(1, 0.5, mt))
+    runs, _ = find_runs([tmp_path], {})
+    groups = [Group(run.config, (run,)) for run in runs]
+    by_method = {name: [g for g in groups if g.config["method.name"] == name] for name in ("fedavg", "virtual")}
+    assert [len(of) for of in by_method.values()] == [2, 3]
+    assert choose_rate(by_method) == 0.1
+    assert choose_rate({"fedavg": by_method["fedavg"]}) == 0.03
+
+
+def test_curves_say_their_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rate, mt in (("0.8", 0.6), ("1.6", 0.7)):
+        last = row(1, 0.5, mt, train_acc=mt)
+        make_cell(tmp_path, "virtual_table2", "FedAvg", last, federation="MNIST, mlp", server__lr=rate)
     text = show("virtual_figure5", tmp_path, capsys)
-    for label, mt in (("FedAvg", "0.7000"), ("Virtual", "0.6000")):
-        (line,) = [line for line in text.split("| MNIST, mlp ") if line.startswith(f"| {label} | train_acc |")]
-        assert "lr 0.1, server.lr 0.8" in line
-        assert f"| 0 | {mt} |" in line
+    assert (
+        "| MNIST, mlp | FedAvg | train_acc | 60 rounds, E 5, lr 0.1, server.lr 1.6, all clients | 0 | 0.7000 |" in text
+    )
+    assert "server.lr 0.8, all clients" not in text
 
 
 def test_a_moving_average_lies_at_the_middle_of_its_rounds() -> None:

@@ -320,7 +320,7 @@ def _list(item: Mapping[str, Any]) -> str:
 
 
 def _whose(table: Table, key: str) -> str:
-    """Say whose the value at full length is: the paper's, or the released code's or ours where the paper prints none."""
+    """Say whose the value at full length is: the paper's, or the released code's or ours where it prints none."""
     if key in table.content.get("released", ()):
         return "released code"
     return "ours at full length" if key in table.content.get("ours", ()) else "paper"
