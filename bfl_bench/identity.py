@@ -47,6 +47,8 @@ ADDED: dict[str, Any] = {
     "Fola.batch_weight": "share",
     "Fola.server_mean": "product",
     "FedCurv.penalty_gradient": True,
+    "Virtual.natural_lr": None,
+    "Virtual.own_model": "trained",
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

@@ -135,6 +135,7 @@ class Needs:
 
     gaussian_layers: bool = False  # the network's layers get Gaussian weights (`model.bayesian_layers`)
     lateral: bool = False  # beside the shared network stands a private one (models/lateral.py)
+    gate_per_unit: bool = False  # of the private network; else one per layer
     own_test: bool = False  # clients are tested on examples of their own, unless `partition.test` says otherwise
     server_data: Literal["none", "unlabelled", "labelled"] = "none"  # of `dataset.server_samples`
     extra_outputs: int = 0  # of the network, beyond those that the likelihood asks for

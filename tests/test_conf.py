@@ -100,7 +100,7 @@ def test_every_table_has_a_scale_for_two_cores_and_one_for_seconds(name: str) ->
     "words",
     [
         ["fola_figure5", "cell=offline, no prior", "num_clients=10", "seed=0"],
-        ["virtual_table2", "cell=Virtual", "federation=VSN, mlp", "local.lr=0.1", "server.lr=0.8"],
+        ["virtual_table2", "cell=Virtual", "federation=VSN, mlp", "method.beta=1e-05"],
         ["ba_bfl_table1", "cell=2 / WB", "dataset=svhn", "seed=0"],
         ["fedlpa_table2", "cell=FedLPA", "split=#C=2", "num_clients=20", "seed=0"],
         ["bfl_p_table4", "cell=FVBWA / CF", "dataset=fashion_mnist", "seed=0"],

@@ -1,8 +1,8 @@
 """scripts/fola.py on written runs: what it reads, what it says is missing, what it draws."""
 
 import csv
-import shlex
 import json
+import shlex
 import subprocess
 from pathlib import Path
 

@@ -128,7 +128,7 @@ def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
         if private is None:
             return module
         try:
-            return Lateral(module, make_gaussian(private, num_layers, plan.gaussian))
+            return Lateral(module, make_gaussian(private, num_layers, plan.gaussian), needs.gate_per_unit)
         except UnsuitableError as error:
             raise ConfigError("model", plan.model_name, error.needed) from None
 

@@ -3,14 +3,17 @@
 `count_shared` says where the shared part of a network ends; a factor is over the shared Gaussian weights only.
 """
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bfl_bench.inference.train import Adjust
+from bfl_bench.inference.train import Adjust, AfterStep, Gradient
 from bfl_bench.inference.variational import Prior, settings_of
 from bfl_bench.method import Task, Tensors
+from bfl_bench.models.flat import Layout
 from bfl_bench.models.lateral import GATES, count_shared
 
 
@@ -67,18 +70,83 @@ def start_from_server(task: Task, vector: Tensor, server: Tensors, factor: Seque
         private.copy_(vector[part][: len(private)])
 
 
-def prune(changes: Tensor, percent: float) -> Tensors:
-    """A ratio of factors (2, D), changes of precision and shift, as it is sent: in float32, the weakest part left out.
+def project_gates(task: Task) -> AfterStep | None:
+    """Set gates that a step has made negative to zero, where they have a gradient again; None: there are no gates."""
+    gates = [entry for entry in task.model.layout.entries if entry.name.startswith(GATES)]
+    if not gates:
+        return None
+    where = slice(gates[0].start, gates[-1].stop)
 
-    Strength is the signal-to-noise ratio of the ratio as a Gaussian, |shift| / sqrt(|precision|).
+    def project(parameters: Tensor, epoch_ends: bool) -> None:
+        parameters[where].clamp_(min=0.0)
+
+    return project
+
+
+def damp(task: Task, vector: Tensor, server: Tensors, damping: float) -> Tensor:
+    """Raise what a client has learnt of the shared network to the power of the damping: s (s_new / s)^damping."""
+    layout = task.model.layout
+    num_points, num_means = count_shared(layout)
+    learnt = zip(natural(task, vector), (server["precision"], server["shift"]), strict=True)
+    precision, shift = (old + damping * (new - old) for new, old in learnt)
+    damped = vector.clone()
+    damped[layout.points][:num_points].lerp_(server["params"][layout.points][:num_points], 1 - damping)
+    damped[layout.means][:num_means] = (shift / precision).to(vector.dtype)
+    damped[layout.log_variances][:num_means] = -precision.log().to(vector.dtype)
+    return damped
+
+
+@dataclass(frozen=True)
+class NaturalSgd:
+    """SGD on the natural parameters of Gaussian weights, shift and precision; on points as ever.
+
+    The gradients there follow from those of means and log variances: with m the mean and p the precision, that of the
+    shift is g_mean / p, that of the precision -(m g_mean + g_log_variance) / p. A step changes the mean by about
+    rate / p^2 times its gradient: weights of low precision take large steps.
     """
-    changes = changes.float()
+
+    layout: Layout
+    rate: float
+    floor: Tensor  # (D,) of the precision; a step that ends below it ends at it
+
+    def begin(self, parameters: Tensor) -> Tensors:
+        return {}
+
+    def step(self, parameters: Tensor, gradient: Gradient, memory: Tensors, lr: float, rng: torch.Generator) -> None:
+        layout, change = self.layout, gradient(None)
+        mean, log_variance = parameters[layout.means], parameters[layout.log_variances]
+        rate = self.rate * (2 * log_variance).exp()
+        growth = 1 + rate * (mean * change[layout.means] + change[layout.log_variances])  # of the precision
+        growth = torch.maximum(growth, self.floor * log_variance.exp())
+        mean.sub_(rate * change[layout.means]).div_(growth)
+        log_variance.sub_(growth.log())
+        parameters[layout.points].add_(change[layout.points], alpha=-lr)
+
+
+def hidden_weights(task: Task) -> list[slice]:
+    """List where the shared Gaussian weights of each layer lie among them, without the last layer's, the outputs'."""
+    layout = task.model.layout
+    _, num_means = count_shared(layout)
+    starts = [entry.start - layout.means.start for entry in layout.entries if layout.means.start <= entry.start]
+    bounds = [start for start in starts if start < num_means]
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+def prune(changes: Tensor, precision: Tensor, percent: float, layers: Sequence[slice]) -> Tensors:
+    """A ratio of factors (2, D), changes of precision and shift, as it is sent: of these layers without the weakest.
+
+    Strength is |change of the shift| / sqrt(|precision|), with the precision (D,) of the factor itself: the change of
+    the precision, which may be nothing but rounding, says nothing about noise. Each layer loses the same percentage.
+    """
     if percent == 0:
         return {"changes": changes}
-    strength = changes[1].abs() / changes[0].abs().sqrt().clamp(min=torch.finfo(changes.dtype).tiny)
-    num_kept = changes.shape[1] - round(changes.shape[1] * percent / 100)
-    kept = strength.topk(num_kept).indices.sort().values
-    return {"changes": changes[:, kept], "kept": kept.int()}
+    strength = changes[1].abs() / precision.abs().sqrt().clamp(min=torch.finfo(precision.dtype).tiny)
+    kept = torch.ones_like(strength, dtype=torch.bool)
+    for layer in layers:
+        num_left_out = round((layer.stop - layer.start) * percent / 100)
+        kept[layer][strength[layer].topk(num_left_out, largest=False).indices] = False
+    where = kept.nonzero().flatten()
+    return {"changes": changes[:, where], "kept": where.int()}
 
 
 def unprune(message: Tensors, size: int) -> Tensor:

@@ -6,10 +6,13 @@ client takes its own factor out and its share of the prior in, p^(1/K) s / s_i, 
 local update (eq. 3, KL weighted by beta). What it learns becomes its new factor; the ratio of new and old, damped,
 travels to the server, which multiplies. With `private: lateral` a client also has a Gaussian network of its own.
 
-Deviations: training is SGD on means and log variances. Sites start as s^(1/K) of the initial s, so that their product
-is the server's posterior in every round; the step of the server (`server.lr`) is taken by sites and server alike.
-Points, such as biases, are averaged. Where a cavity or the server would be improper, its precision is `min_precision`
-and its mean the server's; these are counted.
+Deviations: training is SGD on means and log variances, with which log variances hardly move; `natural_lr` is SGD on
+natural parameters, as released. Sites start as s^(1/K) of the initial s, so that their product is the server's
+posterior in every round, unless messages are pruned; the step of the server (`server.lr`) is taken by sites and server
+alike. Of a pruned message the client keeps everything, as released. Gates of the lateral connections: one per layer, or
+as released one per unit (`lateral_units`). MT is of a client's model as trained, not damped; `own_model: damped` is the
+released code's. Points, such as biases, are averaged. Where a cavity or the server would be improper, its precision is
+`min_precision` and its mean the server's; these are counted.
 """
 
 from collections.abc import Iterator
@@ -31,7 +34,7 @@ from bfl_bench.models.lateral import count_shared
 
 @dataclass(frozen=True)
 class Virtual(Method):
-    private: Literal["lateral", "none"]
+    private: Literal["lateral", "lateral_units", "none"]
     beta: Annotated[float, AtLeast(0)]
     prior_variance: Annotated[float, Above(0)]
     prior_power: Literal["equal", "size"]
@@ -41,10 +44,18 @@ class Virtual(Method):
     min_precision: Annotated[float, Above(0)]
     kl: Literal["exact", "released"]
     evaluation_variance: Annotated[float, Above(0)]
+    natural_lr: Annotated[float, Above(0)] | None
+    own_model: Literal["trained", "damped"]
 
     @property
     def needs(self) -> Needs:
-        return Needs(gaussian_layers=True, own_test=True, lateral=self.private == "lateral")
+        return Needs(
+            gaussian_layers=True,
+            own_test=True,
+            lateral=self.private != "none",
+            gate_per_unit=self.private == "lateral_units",
+            sgd=self.natural_lr is not None,
+        )
 
     def check(self, task: Task) -> None:
         if self._step(task) <= 0:
@@ -52,6 +63,11 @@ class Virtual(Method):
             raise ConfigError("method.damping", self.damping, allowed)
         if count_shared(task.model.layout)[1] == 0:
             raise ConfigError("model.bayesian_layers", 0, "auto, all or a number above 0 for virtual")
+        if self.prune and not sites.hidden_weights(task):
+            raise ConfigError("method.prune", self.prune, "0 with one Gaussian layer: the output layer is not pruned")
+        if self.natural_lr is not None and (task.local.momentum or task.local.weight_decay):
+            allowed = "null with local.momentum or local.weight_decay: steps on natural parameters are plain"
+            raise ConfigError("method.natural_lr", self.natural_lr, allowed)
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         params = task.model.initial.clone()
@@ -71,8 +87,9 @@ class Virtual(Method):
     ) -> Update:
         layout = task.model.layout
         num_points, num_means = count_shared(layout)
-        precision = broadcast["precision"] - memory["precision"]
-        precision += self._power(task, client.id) / self.prior_variance
+        share = self._power(task, client.id)
+        cavity = broadcast["precision"] - memory["precision"]
+        precision = cavity + share / self.prior_variance
         improper = precision < self.min_precision
         server_mean = broadcast["shift"] / broadcast["precision"]
         precision = torch.where(improper, self.min_precision, precision)
@@ -81,7 +98,6 @@ class Virtual(Method):
         start = broadcast["params"].clone()
         sites.write_private(task, start, memory["private"])
         if self.init_from == "server":
-            share = self._power(task, client.id)
             factor = [share * broadcast[name] - memory[name] for name in ("precision", "shift")]
             sites.start_from_server(task, start, broadcast, factor)
         num_private = layout.means.stop - layout.means.start - num_means
@@ -90,20 +106,28 @@ class Virtual(Method):
         prior = Prior(prior_mean.to(start.dtype), prior_precision.log().to(start.dtype))
         scale = self.beta / len(client)
         pull = prior.pull(task, scale) if self.kl == "exact" else sites.pull_as_released(prior, task, scale)
-        trained = train(task, start, client, rng, adjust=pull)
+        optimizer = None
+        if self.natural_lr is not None:  # a factor's own precision is not to become negative
+            floor = torch.cat([cavity.clamp(min=self.min_precision), prior_precision[num_means:]]).to(start.dtype)
+            optimizer = sites.NaturalSgd(layout, self.natural_lr * share, floor)
+        after_step = sites.project_gates(task)
+        trained = train(task, start, client, rng, optimizer=optimizer, adjust=pull, after_step=after_step)
 
         new_precision, new_shift = sites.natural(task, trained.vector)
         changes = torch.stack([new_precision - broadcast["precision"], new_shift - broadcast["shift"]])
-        message = sites.prune(self._step(task) * changes, self.prune)
-        change = sites.unprune(message, num_means)
+        changes = (self._step(task) * changes).float()  # as they travel
         memory = {
-            "precision": memory["precision"] + change[0],
-            "shift": memory["shift"] + change[1],
+            "precision": memory["precision"] + changes[0],
+            "shift": memory["shift"] + changes[1],
             "private": sites.read_private(task, trained.vector),
         }
+        message = sites.prune(changes, memory["precision"], self.prune, sites.hidden_weights(task))
         message["points"] = trained.vector[layout.points][:num_points].clone()
         metrics = trained.metrics | {"kl": prior.kl(task, trained.vector), "improper": float(improper.sum())}
-        return Update(message=message, local={"params": trained.vector}, memory=memory, metrics=metrics)
+        local = trained.vector
+        if self.own_model == "damped":
+            local = sites.damp(task, local, broadcast, self._damping(task))
+        return Update(message=message, local={"params": local}, memory=memory, metrics=metrics)
 
     def server_update(
         self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
@@ -132,9 +156,13 @@ class Virtual(Method):
         is_server = "precision" in model
         return draw(task, model["params"], num, rng, self.evaluation_variance if is_server else 1.0)
 
+    def _damping(self, task: Task) -> float:
+        """The power of a new factor against the old one."""
+        return 1 - task.server.lr if self.damping is None else self.damping
+
     def _step(self, task: Task) -> float:
-        """The power of a new factor against the old one, times the server's step."""
-        return task.server.lr * (1 - task.server.lr if self.damping is None else self.damping)
+        """The same, times the server's step."""
+        return task.server.lr * self._damping(task)
 
     def _power(self, task: Task, client_id: int) -> float:
         """Of the prior in a client's cavity: 1/K over all clients, or n_i/n as in the released code."""

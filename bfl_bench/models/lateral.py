@@ -5,18 +5,19 @@ from torch import Tensor, nn
 
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.models.flat import Layout
+from bfl_bench.models.gaussian import GaussianEmbedding
 
 SHARED, GATES = "shared.", "gates."  # how the names of parameters begin
 
 
 class Lateral(nn.Module):
-    """After every layer with parameters: shared + gate x private, gates being numbers that are never negative.
+    """After every layer with parameters: shared + gate x private, with one gate per layer or one per unit of it.
 
     Both start from the input; the private network hears nothing of the shared one. With all gates at zero the shared
-    one is alone.
+    one is alone. Who trains it keeps gates from becoming negative: a clamp in here would take a closed gate's gradient.
     """
 
-    def __init__(self, shared: nn.Module, private: nn.Module) -> None:
+    def __init__(self, shared: nn.Module, private: nn.Module, gate_per_unit: bool = False) -> None:
         super().__init__()
         if not isinstance(shared, nn.Sequential) or not isinstance(private, nn.Sequential):
             raise UnsuitableError(
@@ -24,7 +25,8 @@ class Lateral(nn.Module):
             )
         self.shared, self.private = shared, private
         self._gated = [any(True for _ in layer.parameters()) for layer in shared]
-        self.gates = nn.ParameterList([0.1 * torch.rand(()) for gated in self._gated if gated])
+        layers = [layer for layer, gated in zip(shared, self._gated, strict=True) if gated]
+        self.gates = nn.ParameterList([0.1 * torch.rand(_units(layer) if gate_per_unit else ()) for layer in layers])
 
     def forward(self, x: Tensor) -> Tensor:
         shared = private = x
@@ -32,8 +34,22 @@ class Lateral(nn.Module):
         for layer, own, gated in zip(self.shared, self.private, self._gated, strict=True):
             shared, private = layer(shared), own(private)
             if gated:
-                shared = shared + next(gates).clamp(min=0.0) * private
+                shared = shared + next(gates) * private
         return shared
+
+
+def _units(layer: nn.Module) -> tuple[int, ...]:
+    """Find the shape of one number per unit, which broadcasts over a layer's outputs."""
+    weights = dict(layer.named_parameters())
+    recurrent = [weight for name, weight in weights.items() if name.endswith("weight_hh_l0")]
+    if recurrent:
+        return (recurrent[0].shape[1],)
+    if "weight" not in weights:
+        raise UnsuitableError("a sequence of layers with weights, or another value of method.private")
+    weight = weights["weight"]
+    if isinstance(layer, nn.Embedding | GaussianEmbedding):
+        return (weight.shape[1],)
+    return (len(weight), *[1] * (weight.dim() - 2))
 
 
 def count_shared(layout: Layout) -> tuple[int, int]:

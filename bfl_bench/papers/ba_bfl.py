@@ -5,7 +5,8 @@
 Jamoussi et al., "BA-BFL: Barycentric Aggregation for Bayesian Federated Learning", 2024. Nothing is trained: what is
 missing is named, with the lines that make it. conf/paper/ba_bfl.yaml says which runs are whose. Figure 1 needs no runs.
 Figure 2 is the partition of the first run. Figures 3 to 5 show mean and population standard deviation over seeds
-against the number of Bayesian layers; at 0 stands FedAvg, the same for all rules.
+against the number of Bayesian layers; at 0 stands FedAvg, the same for all rules. Rules whose results agree in four
+decimals are one line.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +18,13 @@ import numpy as np
 from bfl_bench import records, report
 from bfl_bench.papers.bfl_p import draw_toy
 from bfl_bench.papers.pages import Maker, Page
-from bfl_bench.papers.rules import compare
+from bfl_bench.papers.rules import compare, describe_coincidence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RULES = ("AALV", "EAA", "GAA", "RKLB", "WB")
+LAYERS = (1, 2, 3)
 FIGURES = {  # quantity: label, factor
     "figure3": {"ece": ("ECE (%)", 100), "nll": ("NLL", 1)},
     "figure4": {"seconds_per_round": ("seconds per round", 1)},
@@ -79,7 +81,10 @@ def find_equal(stats: Mapping[tuple[str, int], report.Stats]) -> list[tuple[str,
 
 
 def draw_lines(axes: "Axes", stats: Mapping[tuple[str, int], report.Stats]) -> None:
-    """By rule and number of layers; rules stand a little apart, so that their bars do not hide one another."""
+    """By rule and number of layers; rules with the same results are one line, others stand a little apart.
+
+    Apart, so that their bars do not hide one another; a single seed has none.
+    """
     start = [(0.0, stats["FedAVG", 0])] if ("FedAVG", 0) in stats else []
     lines = find_equal(stats)
     for number, rules in enumerate(lines):
@@ -123,14 +128,14 @@ def draw_layers(page: Page) -> None:
             draw_lines(grid[i, j], stats)
             grid[i, j].set(xticks=range(4), ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
     figure.supxlabel("Bayesian layers (0: FedAvg)")
-    legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat]
-    handles = {label: handle for legend in legends for handle, label in legend}
-    shown = sorted(handles, key=lambda label: label != "FedAvg")
-    figure.legend([handles[label] for label in shown], shown, loc="outside right upper", fontsize=8)
+    for axes in grid.flat:  # each has its own, as rules may coincide in one quantity and not in another
+        axes.legend(fontsize=7)
     head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
     rows = [[_text(value) for value in line.values()] for line in lines]
     text = f"# BA-BFL, {page.table.name}: runs by the released code\n"
-    page.write(text + "\n" + report.markdown(head, rows), lines)
+    absent = page.absent("dataset")
+    body = report.markdown(head, rows) + (f"\nNo run here of {', '.join(absent)}.\n" if absent else "")
+    page.write(text + "\n" + body + describe_coincidence(page), lines)
     page.save_figure(figure)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bfl_bench import report
-from bfl_bench.papers.spec import Cell, Table, axes_of
+from bfl_bench.papers.spec import Cell, Table, axes_of, list_cells
 from bfl_bench.papers.tables import read_published
 from bfl_bench.report import Group, Run, Stats
 from bfl_bench.report.provenance import describe_repairs
@@ -50,6 +50,12 @@ class Page:
             key = json.dumps([sorted(cell.names.items()), cell.own])
             members.setdefault(key, []).append(run)
         return [Group(report.without(runs[0].config, ["seed"]), tuple(runs)) for runs in members.values()]
+
+    def absent(self, axis: str) -> list[str]:
+        """List what the paper has along an axis and no run here is of."""
+        there = {cell.names.get(axis) for cell, _ in self.entries}
+        names = [cell.names[axis] for cell in list_cells(self.table) if axis in cell.names]
+        return [name for name in dict.fromkeys(names) if name not in there]
 
     def published(self, number: str | None = None) -> dict[tuple[str, str], float]:
         """What the paper prints, by row and column; nothing beside random stand-in data."""

@@ -22,7 +22,7 @@ def compare(page: Page, paper: str, head: str, spread: str, how: str = "runs by 
     metrics = {metric: METRICS[metric] for _, _, metric in there}
     text = f"# {paper}, {f'table {number}' if number[0].isdigit() else page.table.title}: {how}\n\n"
     text += f"Last round; mean +- {spread.replace('_', ' ')} over seeds; diff.: ours - paper's, (!) where it is "
-    text += "beyond both spreads together.\n"
+    text += "beyond both spreads together, (?) where one seed has no spread, so that no mark is possible.\n"
     cells: list[dict[str, object]] = []
     groups = page.groups()
     for dataset in dict.fromkeys(page.cell(group).names["dataset"] for group in groups):
@@ -48,7 +48,21 @@ def compare(page: Page, paper: str, head: str, spread: str, how: str = "runs by 
             lines.append([*line, str(len(group.runs))])
         titles = [name for title, _, _ in metrics.values() for name in (title, "paper", "diff.")]
         text += f"\n## {dataset}\n\n{markdown(['Part.', head, 'Agg.', *titles, 'seeds'], lines)}"
-    page.write(text, cells)
+    if absent := page.absent("dataset"):
+        text += f"\nNo run here of {', '.join(absent)}.\n"
+    page.write(text + describe_coincidence(page), cells)
+
+
+def describe_coincidence(page: Page) -> str:
+    """Say which rules cannot differ: where clients' variances are alike, they are the same average."""
+    if not any(run.config.get("model.log_variance_clamp") == "hard" for run in page.runs):
+        return ""
+    return (
+        "\nBy construction: a hard clamp passes no gradient to log variances below its range, where they start; only "
+        "weight decay moves them, by the number of steps that a client takes. While clients' variances are nearly one "
+        "number, EAA, AALV, WB and GAA with normalised weights, by their equations, average the same things, and RKLB "
+        "weighs means by precisions that hardly differ: that these rules coincide is no finding.\n"
+    )
 
 
 def _number(value: float | None, spread: float | None = None, sign: str = "") -> str:

@@ -2,7 +2,8 @@
 
 A table is the product of its cells, the axes of its grid and its seeds. An item of an axis is a value of the key that
 the axis is called by, or a label with several values. What counts more than what: values of the table, of the cell, of
-the grid's items, then of the scale, and of cells that a scale itself defines. Nothing here looks at a run.
+the grid's items, then of the scale, and of cells that a scale itself defines. A cell may have axes of its own; a scale
+narrows those that there are. Nothing here looks at a run.
 """
 
 import itertools
@@ -24,7 +25,10 @@ from bfl_bench.records import config_folder
 Place = tuple[str, dict[str, Any]]
 """An item of an axis: what it is called, and its values."""
 
-KEYS = {"title", "of", "published", "experiment", "values", "row", "column", "cells", "grid", "seeds", "ours", "scales"}
+KEYS = {
+    *("title", "of", "published", "experiment", "values", "row", "column", "cells", "grid", "seeds"),
+    *("ours", "released", "scales"),
+}
 SILENT = ("eval.batch_size", "eval.local_every")  # they change no result, only which are taken along
 SCALE_KEYS = {"values", "cells", "also", "grid", "seeds", "limit"}
 
@@ -175,7 +179,9 @@ def list_cells(table: Table, scale: str = "paper") -> list[Cell]:
     base = {"experiment": content.get("experiment")} | content.get("values", {})
     cells: list[Cell] = []
     for item, added in _items(table, scale):
-        grid = _grid(content.get("grid", {}), changed.get("grid", {}), item.get("grid", {}))
+        of_table, of_item = content.get("grid", {}), item.get("grid", {})
+        of_scale = {axis: items for axis, items in changed.get("grid", {}).items() if axis in of_table | of_item}
+        grid = _grid(of_table, *((of_scale, of_item) if added else (of_item, of_scale)))
         grid = {axis: items if axis not in shortened else [(str(shortened[axis]), {})] for axis, items in grid.items()}
         label, values = _expand("cell", item, {})
         own = _list(values) if added else ""
@@ -289,10 +295,12 @@ def describe_scale(table: Table, scale: str, papers: Mapping[str, Any]) -> str:
     parts = [
         f"{key} {json.dumps(value)} ({_whose(table, key)}: {_papers(table, key, papers)})"
         for key, value in _shortened(table, scale).items()
-        if key not in SILENT
+        if key not in (*SILENT, "data_dir")
     ]
+    parts += ["random stand-ins for the data"] if "data_dir" in _shortened(table, scale) else []
     for axis, items in changed.get("grid", {}).items():
-        there = [_label(item) for item in table.content.get("grid", {}).get(axis, [])]
+        grids = [table.content.get("grid", {}), *(cell.get("grid", {}) for cell in table.content["cells"])]
+        there = list(dict.fromkeys(_label(item) for grid in grids for item in grid.get(axis, [])))
         kept = [_label(item) for item in items]
         if kept != there:
             parts.append(f"only {axis} {_join(kept)} ({_whose(table, axis)}: {_join(there)})")
@@ -314,12 +322,15 @@ def _join(names: Sequence[str]) -> str:
 
 
 def _list(item: Mapping[str, Any]) -> str:
-    shown = {key: value for key, value in item.items() if key not in ("label", *RUNS)}
-    return ", ".join(f"{key} {json.dumps(value)}" for key, value in shown.items())
+    shown = {key: value for key, value in item.items() if key not in ("label", "grid", "seeds", *RUNS)}
+    along = [f"{axis} {_join([_label(item) for item in items])}" for axis, items in item.get("grid", {}).items()]
+    return ", ".join([f"{key} {json.dumps(value)}" for key, value in shown.items()] + along)
 
 
 def _whose(table: Table, key: str) -> str:
-    """Say whose the value at full length is: the paper's, or ours where the paper prints none."""
+    """Say whose the value at full length is: the paper's, or the released code's or ours where it prints none."""
+    if key in table.content.get("released", ()):
+        return "released code"
     return "ours at full length" if key in table.content.get("ours", ()) else "paper"
 
 

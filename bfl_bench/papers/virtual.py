@@ -9,7 +9,7 @@ own model on its own. The paper's statistic is the maximum over rounds, taken on
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,21 @@ from bfl_bench.evaluation import columns
 from bfl_bench.papers.pages import Maker, Page
 from bfl_bench.report import Group, Run, Stats
 
-COLORS = {"FedAvg": "C0", "FedProx": "C1", "Virtual": "C2"}
+COLORS = {
+    "FedAvg": "C0",
+    "FedProx": "C1",
+    "Virtual": "C2",
+    "Virtual, no private network": "C3",
+    "Virtual, released": "C4",
+}
+SEARCHED = {  # keys, and what they are called
+    "local.lr": "lr",
+    "server.lr": "server.lr",
+    "method.beta": "beta",
+    "method.mu": "mu",
+    "method.natural_lr": "natural_lr",
+}
+MOST_SETTINGS = 60  # listed one by one
 
 
 class Score(NamedTuple):
@@ -32,7 +46,9 @@ class Score(NamedTuple):
 
     @property
     def cells(self) -> list[str]:
-        return [*self.stats.compare(self.paper, 1), str(self.stats.num)]
+        ours, paper, difference = self.stats.compare(self.paper, 1)
+        unknown = self.stats.num == 1 and self.paper is not None
+        return [ours, paper, difference + (" (?)" if unknown else ""), str(self.stats.num)]
 
     @property
     def values(self) -> dict[str, object]:
@@ -40,7 +56,10 @@ class Score(NamedTuple):
 
 
 HEAD = ["ours", "paper", "diff.", "seeds"]
-MARK = "(!): beyond our standard deviation over seeds; the paper prints no spread.\n"
+MARK = (
+    "(!): beyond our standard deviation over seeds; the paper prints no spread. (?): one seed, which has none either, "
+)
+MARK += "so that no mark is possible.\n"
 
 
 def score(groups: list[Group], metric: str, paper: float | None) -> Score:
@@ -66,17 +85,18 @@ def make_accuracies(page: Page) -> None:
     table = page.table.name.removeprefix("table")
     paper = page.published()
     lines: list[list[str]] = []
+    tried: list[list[str]] = []
     output: list[dict[str, object]] = []
     for (dataset, method), groups in by_federation(page).items():
         for metric in ("MT", "S"):
             found = score(groups, metric, paper.get((f"{dataset}, {metric}", method)))
-            config = found.group.config
-            setting = f"{config['rounds']} rounds, E {config['local.epochs']}, lr {config['local.lr']}, "
-            setting += f"server.lr {config['server.lr']}, {config['num_clients'] or 'all'} clients"
-            lines.append([dataset, metric, method, *found.cells, str(len(groups)), setting])
-            output.append(
-                {"dataset": dataset, "metric": metric, "method": method, **found.values, "best of": len(groups)}
-            )
+            lines.append([dataset, metric, method, *found.cells, str(len(groups)), describe_setting(found.group)])
+            row = {"dataset": dataset, "metric": metric, "method": method, **found.values, "best of": len(groups)}
+            output.append(row | {"the best": describe_setting(found.group)})
+        for group in groups:
+            best = [score([group], metric, None).stats for metric in ("MT", "S")]
+            shown = [stats.describe(1) for stats in best]
+            tried.append([dataset, method, describe_setting(group), *shown, str(best[0].num)])
     text = (
         f"# VIRTUAL, table {table}: accuracy (%), maximum over rounds, of the best setting tried, on the test set\n\n"
     )
@@ -84,8 +104,24 @@ def make_accuracies(page: Page) -> None:
     text += f"\n{MARK}The paper's setting: E = {100 if table == '4' else 20}, 10 clients per round, each method's best "
     text += (
         "of 5 learning rates, 5 server learning rates and 5 values of beta or mu. FEMNIST, HAR and VSN here are what "
+        "data could be had, not the paper's.\n"
     )
-    page.write(text + "data could be had, not the paper's.\n", output)
+    if absent := page.absent("federation"):
+        text += f"No run here of {'; '.join(absent)}.\n"
+    if len(lines) / 2 < len(tried) <= MOST_SETTINGS:
+        text += "\n## Every setting\n\n" + report.markdown(["dataset", "method", "setting", "MT", "S", "seeds"], tried)
+    page.write(text, output)
+
+
+def describe_setting(group: Group) -> str:
+    """Name the rounds, the clients and what the paper searches, as far as the method has it."""
+    config = group.config
+    found = [f"{config['rounds']} rounds, E {config['local.epochs']}"]
+    natural = config.get("method.natural_lr") is not None
+    for key, name in SEARCHED.items():
+        if config.get(key) is not None and not (natural and key == "local.lr" and config.get("model.bias") is False):
+            found.append(f"{name} {config[key]:g}")
+    return ", ".join([*found, f"{config['num_clients'] or 'all'} clients"])
 
 
 def make_pruning(page: Page) -> None:
@@ -112,35 +148,49 @@ def make_sizes(page: Page) -> None:
     lines: list[list[str]] = []
     output: list[dict[str, object]] = []
     names = ["K", "size", "mean size of a client", "standard deviation of sizes"]
-    for dataset in sorted({cell.names["federation"].split(",")[0] for cell, _ in page.entries}):
-        here = [run.folder for cell, run in page.entries if cell.names["federation"].startswith(dataset)]
-        file = next((f / records.PARTITION_COUNTS for f in here if (f / records.PARTITION_COUNTS).exists()), None)
-        if file is None:
+    for cell, run in page.entries:
+        dataset, file = cell.names["dataset"], run.folder / records.PARTITION_COUNTS
+        if not file.exists():
             notes.append(f"{dataset}: no run has a file {records.PARTITION_COUNTS}")
             continue
         counts: Counter[float | None] = Counter()
         for row in records.read_table(file):
             counts[row["client"]] += int(row["count"] or 0)
-        sizes = np.array(list(counts.values()))
+        sizes = np.array(list(counts.values())) * run.config.get("dataset.sequence_length", 1)  # of text: characters
         ours = [len(sizes), float(sizes.sum()), float(sizes.mean()), float(sizes.std())]
         theirs = [paper.get((dataset, name)) for name in names]
         lines.append([dataset, *(f"{x:.0f}" for x in ours), *(f"{x:g}" if x is not None else "-" for x in theirs)])
         output.append({"dataset": dataset, **dict(zip(names, ours, strict=True))})
         output[-1] |= {f"paper's {name}": value for name, value in zip(names, theirs, strict=True)}
     head = ["dataset", "K", "training examples", "mean", "std", *(f"paper's {x}" for x in ("K", "size", "mean", "std"))]
-    text = "# VIRTUAL, table I: the clients\n\n" + report.markdown(head, lines)
+    text = "# VIRTUAL, table I: the clients; sizes of NLP in characters\n\n" + report.markdown(head, lines)
     page.write(text + report.describe_notes(notes), output)
 
 
 PANELS = {
     "figure3": ("s_loss", "mt_loss"),
-    "figure5": ("train_loss", "s_acc", "mt_acc"),
+    "figure5": ("train_loss", "train_acc", "s_acc", "mt_acc"),
     "figure6": ("s_acc", "mt_acc"),
 }
 
 
+def choose_rate(groups: dict[str, list[Group]]) -> float:
+    """Choose one learning rate for all methods of a panel: the best on average over them, by MT."""
+    rates = set.intersection(*({g.config["local.lr"] for g in of} for of in groups.values()))
+    rates = rates or {g.config["local.lr"] for of in groups.values() for g in of}
+
+    def mean(rate: float) -> float:
+        found = [[g for g in of if g.config["local.lr"] == rate] for of in groups.values()]
+        return float(np.mean([score(of, "mt", None).stats.mean for of in found if of]))
+
+    return float(max(sorted(rates), key=mean))
+
+
 def make_curves(page: Page) -> None:
-    """Figures 3, 5 and 6: S and MT over the rounds, a column per dataset, a line per method; the best run of each."""
+    """Figures 3, 5 and 6: S and MT over the rounds, a column per dataset, a line per method; the best run of each.
+
+    Of the runs with one learning rate, which stands above the column; steps on natural parameters have their own.
+    """
     from matplotlib.figure import Figure
 
     panels = PANELS[page.table.name]
@@ -150,28 +200,50 @@ def make_curves(page: Page) -> None:
     grid = figure.subplots(len(panels), len(datasets), squeeze=False)
     cells: list[dict[str, object]] = []
     for j, dataset in enumerate(datasets):
-        for method, color in COLORS.items():
-            if (dataset, method) not in groups:
+        here = {method: groups[dataset, method] for method in COLORS if (dataset, method) in groups}
+        plain = {method: of for method, of in here.items() if of[0].config.get("method.natural_lr") is None}
+        rate = choose_rate(plain or here)
+        for method, of in here.items():
+            chosen = [g for g in of if method not in plain or g.config["local.lr"] == rate]
+            if not chosen:
                 continue
-            run = score(groups[dataset, method], "mt", None).group.runs[0]
+            best = score(chosen, "mt", None).group
+            run = best.runs[0]
             for i, name in enumerate(panels):
                 values = run.column(name)
-                grid[i, j].plot(*zip(*run.curve(name), strict=True), color=color, lw=1, label=method)
-                cells.append({"dataset": dataset, "method": method, "quantity": name, "last": values[-1]})
+                grid[i, j].plot(*zip(*run.curve(name), strict=True), color=COLORS[method], lw=1, label=method)
+                cell = {"dataset": dataset, "method": method, "quantity": name, "setting": describe_setting(best)}
+                cells.append(cell | {"seed": run.config["seed"], "last": values[-1]})
         for i, name in enumerate(panels):
             scale, label = "log" if name.endswith("loss") else "linear", columns.label(name)
-            grid[i, j].set(yscale=scale, ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
+            title = f"{dataset}, lr {rate:g}" if i == 0 else None
+            grid[i, j].set(yscale=scale, ylabel=label if j == 0 else None, title=title)
             grid[i, j].grid(alpha=0.3)
-    grid[0, 0].legend(fontsize=8)
+    shown = {label: line for axes in grid[0] for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        [shown[m] for m in COLORS if m in shown],
+        [m for m in COLORS if m in shown],
+        loc="outside upper left",
+        ncols=len(shown),
+        fontsize=8,
+    )
     figure.supxlabel("round")
-    rows = [[*(str(v) for v in list(c.values())[:3]), f"{c['last']:.4f}"] for c in cells]
-    text = f"# VIRTUAL, {page.table.name}\n\n"
-    page.write(text + report.markdown(["dataset", "method", "quantity", "last round"], rows), cells)
+    rows = [[*(str(v) for v in list(c.values())[:5]), f"{c['last']:.4f}"] for c in cells]
+    text = f"# VIRTUAL, {page.table.name}: one learning rate per dataset, each method's best of the rest, by MT\n\n"
+    head = ["dataset", "method", "quantity", "setting", "seed", "last round"]
+    page.write(text + report.markdown(head, rows), cells)
     page.save_figure(figure)
 
 
+def smooth(rounds: Sequence[float], values: Sequence[float], window: int) -> tuple[Any, Any]:
+    """Average over windows, each at the middle of its rounds."""
+    window = min(window, len(values))
+    kernel = np.ones(window) / window
+    return np.convolve(rounds, kernel, mode="valid"), np.convolve(values, kernel, mode="valid")
+
+
 def make_figure2(page: Page) -> None:
-    """S and MT loss over the rounds, one curve per beta, with moving averages over 20 rounds."""
+    """S and MT loss over the rounds, one curve per beta, with centred moving averages over 20 rounds."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -181,11 +253,10 @@ def make_figure2(page: Page) -> None:
     for axes, name in zip(figure.subplots(1, 2), ("s_loss", "mt_loss"), strict=True):
         label = columns.label(name)
         for number, (beta, run) in enumerate(sorted(runs.items())):
-            values, color = run.column(name), colormaps["viridis"](number / max(1, len(runs) - 1))
-            window = min(20, len(values))
-            smooth = np.convolve(values, np.ones(window) / window, mode="valid")
-            axes.plot(*zip(*run.curve(name), strict=True), color=color, lw=0.5, alpha=0.5)
-            axes.plot(range(window, len(values) + 1), smooth, color=color, lw=2, label=f"beta {beta:g}")
+            rounds, values = zip(*run.curve(name), strict=True)
+            color = colormaps["viridis"](number / max(1, len(runs) - 1))
+            axes.plot(rounds, values, color=color, lw=0.5, alpha=0.5)
+            axes.plot(*smooth(rounds, values, 20), color=color, lw=2, label=f"beta {beta:g}")
             cells.append({"beta": beta, "quantity": label, "last": values[-1], "smallest": min(values)})
         axes.set(xlabel="round", ylabel=label, yscale="log")
         axes.grid(alpha=0.3)

@@ -9,13 +9,23 @@ from torch import Tensor, nn
 
 from bfl_bench.aggregators import eaa
 from bfl_bench.errors import ConfigError, UnsuitableError
-from bfl_bench.inference.sites import natural, prune, read_private, unprune, write_private
+from bfl_bench.inference.sites import (
+    NaturalSgd,
+    hidden_weights,
+    natural,
+    project_gates,
+    prune,
+    read_private,
+    unprune,
+    write_private,
+)
 from bfl_bench.inference.train import Adjust, Trained
 from bfl_bench.inference.variational import Prior
 from bfl_bench.method import Client, Task, Tensors
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.methods.virtual import Virtual
-from bfl_bench.models.flat import FlatModel
+from bfl_bench.models import networks
+from bfl_bench.models.flat import FlatModel, Layout
 from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.models.lateral import Lateral, count_shared
 from bfl_bench.run.recorder import num_bytes
@@ -47,20 +57,32 @@ def method(**changes: Any) -> Virtual:
         min_precision=1e-6,
         kl="exact",
         evaluation_variance=1.0,
+        natural_lr=None,
+        own_model="trained",
     )
     return replace(default, **changes)
 
 
-def lateral_task(**local: Any) -> Task:
+def lateral_task(gate_per_unit: bool = False, **local: Any) -> Task:
     settings = make_gaussian_settings()
     torch.manual_seed(0)
-    networks = [make_gaussian(make_module(), None, settings) for _ in range(2)]
-    return assemble_task(FlatModel(Lateral(*networks), CPU), SIZES, gaussian=settings, **local)
+    pair = [make_gaussian(make_module(), None, settings) for _ in range(2)]
+    model = FlatModel(Lateral(*pair, gate_per_unit=gate_per_unit), CPU)
+    return assemble_task(model, SIZES, gaussian=settings, **local)
 
 
 def turn(virtual: Virtual, task: Task, state: Tensors, memory: Tensors, client: Client, seed: int = 50) -> Any:
     memory = memory or virtual.init_client(task, state, client.id)
     return virtual.client_update(task, virtual.broadcast(task, state), memory, client, generator(seed))
+
+
+def named(task: Task, vector: Tensor) -> dict[str, Tensor]:
+    return {entry.name: entry.view(vector) for entry in task.model.layout.entries}
+
+
+def named_gradient(task: Task, gradient: Tensor) -> list[tuple[str, Tensor]]:
+    entries = [entry for entry in task.model.layout.entries if entry.stop <= task.model.layout.num_trainable]
+    return [(entry.name, entry.view(gradient)) for entry in entries]
 
 
 # A federation in which everything is Gaussian, so that a turn can be taken exactly
@@ -77,7 +99,7 @@ class Conjugate:
         self.observed = torch.randn(len(task.sizes), num, generator=draw, dtype=torch.float64)
 
     def __call__(
-        self, task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust | None = None
+        self, task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust | None = None, **_: Any
     ) -> Trained:
         """The cavity is read off the pull of the prior; times the likelihood it is the client's exact posterior."""
         assert adjust is not None
@@ -166,7 +188,7 @@ def test_a_repaired_cavity_is_as_wide_as_allowed_around_the_servers_mean(monkeyp
     layout = task.model.layout
     seen: list[Tensor] = []
 
-    def probe(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust) -> Trained:
+    def probe(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust, **_: Any) -> Trained:
         gradient = torch.zeros_like(start)
         adjust(torch.zeros_like(start), gradient, start, start)
         seen.append(gradient * len(client) / 0.3)
@@ -200,27 +222,44 @@ def test_an_improper_server_is_repaired_and_counted() -> None:
     torch.testing.assert_close(new["params"][means], state["params"][means])  # of the broken ones too
 
 
-def test_pruning_keeps_the_strongest_and_counts_what_is_sent() -> None:
-    changes = torch.tensor([[4.0, 1.0, 100.0, 0.25], [6.0, 1.0, 25.0, 0.4]])  # strengths 3, 1, 2.5, 0.8
-    assert torch.equal(unprune(prune(changes, 0.0), 4), changes.double())
-    half = prune(changes, 50.0)
-    assert half["kept"].tolist() == [0, 2]
-    assert torch.equal(unprune(half, 4), (changes * torch.tensor([1.0, 0.0, 1.0, 0.0])).double())
-    assert num_bytes(half) == 2 * (4 + 4 + 4)
-    assert num_bytes(prune(changes, 0.0)) == 4 * (4 + 4)
+def test_pruning_keeps_the_strongest_of_each_layer_and_counts_what_is_sent() -> None:
+    """By the change of the shift over the root of the factor's precision; the change of the precision is no matter."""
+    changes = torch.tensor([[1e-9, 5.0, 0.0, 7.0, 2.0, 3.0], [6.0, 1.0, -25.0, 0.4, 0.3, 0.1]])
+    precision = torch.tensor([4.0, 1.0, 100.0, -0.25, 0.01, 9.0], dtype=torch.float64)
+    layers = [slice(0, 2), slice(2, 4)]  # strengths 3, 1 | 2.5, 0.8; the last two entries are the output layer's
+    assert torch.equal(unprune(prune(changes, precision, 0.0, layers), 6), changes.double())
+    half = prune(changes, precision, 50.0, layers)
+    assert half["kept"].tolist() == [0, 2, 4, 5]
+    assert torch.equal(unprune(half, 6), (changes * torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 1.0])).double())
+    assert num_bytes(half) == 4 * (4 + 4 + 4)
+    assert num_bytes(prune(changes, precision, 0.0, layers)) == 6 * (4 + 4)
+    assert prune(changes, precision, 90.0, [slice(0, 6)])["kept"].tolist() == [4]  # 0.3 / 0.1, of 3, 1, 2.5, 0.8, 3, ..
 
 
-def test_a_client_keeps_only_what_it_sent() -> None:
-    """Pruned or not, the site moves by the message, so that sites and server stay together."""
+def test_a_client_keeps_all_that_it_learns_and_the_server_gets_what_is_sent() -> None:
     task, client = make_gaussian_task(), make_clients()[1]
-    virtual = method(prune=75.0)
-    state = virtual.init(task, generator())
-    before = virtual.init_client(task, state, 1)
-    assert before is not None
-    update = turn(virtual, task, state, {}, client)
-    change = unprune(update.message, len(state["precision"]))
-    assert (change[0] != 0).double().mean() < 0.3
-    torch.testing.assert_close(update.memory["precision"] - before["precision"], change[0], rtol=1e-9, atol=1e-9)
+    state = method().init(task, generator())
+    whole, pruned = (turn(method(prune=percent), task, state, {}, client) for percent in (0.0, 75.0))
+    for name in ("precision", "shift"):
+        assert torch.equal(whole.memory[name], pruned.memory[name])
+    num_hidden, num_outputs = 5 * 6, 6 * 3
+    assert hidden_weights(task) == [slice(0, num_hidden)]
+    kept = pruned.message["kept"]
+    assert (kept < num_hidden).sum() == num_hidden - round(0.75 * num_hidden)
+    assert (kept >= num_hidden).sum() == num_outputs
+    torch.testing.assert_close(pruned.message["changes"], whole.message["changes"][:, kept.long()])
+    strength = (whole.message["changes"][1] / whole.memory["precision"].sqrt()).abs()[:num_hidden]
+    assert strength[kept[kept < num_hidden].long()].min() >= strength.sort().values[round(0.75 * num_hidden)]
+
+
+def test_what_cannot_be_pruned_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method\.prune: got 50\.0, allowed: 0 with one Gaussian layer"):
+        method(prune=50.0).check(make_gaussian_task(num_layers=1))
+    method(prune=50.0).check(make_gaussian_task())
+
+
+def test_a_private_network_is_no_part_of_what_is_pruned() -> None:
+    assert hidden_weights(lateral_task()) == [slice(0, 30)]
 
 
 def test_the_default_damping_is_what_the_server_leaves() -> None:
@@ -289,10 +328,70 @@ def test_lateral_network_with_closed_gates_is_the_shared_one() -> None:
     own = module.private[2](torch.tanh(module.private[0](x)))
     expected = module.shared[2](torch.tanh(hidden)) + module.gates[1] * own
     torch.testing.assert_close(module(x), expected)
-    with torch.no_grad():
-        for gate in module.gates:
-            gate.fill_(-3.0)
-    torch.testing.assert_close(module(x), module.shared(x))  # never negative
+
+
+def test_a_gate_that_would_be_negative_is_closed_and_can_open_again() -> None:
+    """A step of 1 against a positive gradient; then one from zero against a negative gradient."""
+    task = lateral_task()
+    project = project_gates(task)
+    assert project is not None
+    assert project_gates(make_gaussian_task()) is None
+    vector = task.model.initial.clone()
+    before = named(task, vector.clone())
+    for name, value in named(task, vector).items():
+        if name.startswith("gates"):
+            value.fill_(-0.5)
+    project(vector, False)
+    for name, value in named(task, vector).items():
+        assert torch.equal(value, torch.zeros_like(value) if name.startswith("gates") else before[name]), name
+    task.model.load(vector)
+    x, y = torch.randn(20, 5, generator=generator()), torch.arange(20) % 3
+    gradient = task.model.backward(nn.functional.cross_entropy(task.model(x), y))
+    assert all(part.abs() > 1e-4 for name, part in named_gradient(task, gradient) if name.startswith("gates"))
+
+
+def test_gates_stay_open_or_closed_through_training() -> None:
+    """With large steps some would be negative."""
+    task, clients = lateral_task(lr=2.0), make_clients()
+    virtual = method(private="lateral", beta=0.0)
+    state, memory = virtual.init(task, generator()), {}
+    seen: list[Tensor] = []
+    for seed in range(4):
+        update = turn(virtual, task, state, memory, clients[1], seed=seed)
+        memory = update.memory
+        parts = named(task, update.local["params"])
+        seen.append(torch.stack([part for name, part in parts.items() if name.startswith("gates")]))
+    gates = torch.stack(seen)
+    assert (gates >= 0).all()
+    assert (gates == 0).any()
+
+
+def test_a_gate_per_unit_weighs_every_unit_by_itself() -> None:
+    task = lateral_task(gate_per_unit=True)
+    module = task.model.module.eval()
+    assert isinstance(module, Lateral)
+    assert [tuple(gate.shape) for gate in module.gates] == [(6,), (3,)]
+    x = torch.randn(4, 5, generator=generator())
+    hidden = module.shared[0](x) + torch.einsum("u,nu->nu", module.gates[0], module.private[0](x))
+    own = module.private[2](torch.tanh(module.private[0](x)))
+    torch.testing.assert_close(module(x), module.shared[2](torch.tanh(hidden)) + own * module.gates[1].view(1, 3))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("conv", (1, 8, 8)), ("lstm", (12,))])
+def test_gates_per_unit_fit_every_kind_of_layer(name: str, shape: tuple[int, ...]) -> None:
+    make = {
+        "conv": lambda: networks.conv(shape, 5, hidden=[7]),
+        "lstm": lambda: networks.lstm(shape, 5, embedding=3, units=4, layers=2),
+    }[name]
+    for settings in (None, make_gaussian_settings()):
+        pair = [
+            make() if settings is None else make_gaussian(make(), 9 if name == "lstm" else 4, settings) for _ in "ab"
+        ]
+        module = Lateral(*pair, gate_per_unit=True)
+        x = torch.randint(5, (2, *shape)) if name == "lstm" else torch.randn(2, *shape)
+        expected = {"conv": [(32, 1, 1), (64, 1, 1), (7,), (5,)], "lstm": [(3,), (4,), (5,)]}[name]
+        assert [tuple(gate.shape) for gate in module.gates] == expected
+        assert module(x).shape == pair[0](x).shape
 
 
 def test_what_is_private_stays_with_the_client() -> None:
@@ -311,10 +410,6 @@ def test_what_is_private_stays_with_the_client() -> None:
     still = replace(task, local=make_local(lr=1e-9))
     again = turn(virtual, still, new, update.memory, client, seed=51)
     torch.testing.assert_close(again.memory["private"], update.memory["private"])  # it goes on from there
-
-
-def named(task: Task, vector: Tensor) -> dict[str, Tensor]:
-    return {entry.name: entry.view(vector) for entry in task.model.layout.entries}
 
 
 def test_a_clients_private_network_takes_part() -> None:
@@ -404,9 +499,84 @@ def test_the_pull_is_the_gradient_of_the_divergence(kl: str) -> None:
         assert prior.kl(task, vector.detach()) == pytest.approx(divergence.item(), rel=1e-4)
 
 
+def test_a_step_on_natural_parameters_is_that_of_autograd() -> None:
+    """Of a loss written in shift and precision, in float64; the second weight's precision ends at its floor."""
+    layout = Layout((), slice(0, 1), slice(1, 4), slice(4, 7))
+    point, mean, log_variance = torch.tensor([0.4]), torch.tensor([0.3, -0.2, 0.1]), torch.tensor([-1.0, -0.5, 0.2])
+    target, rate = torch.tensor([0.1, 0.9, -0.6], dtype=torch.float64), 0.7
+
+    def loss(mean: Tensor, log_variance: Tensor, point: Tensor) -> Tensor:
+        return ((mean - target).square() * (1 + log_variance.exp())).sum() + (2 * log_variance).sum() + 3 * point.sum()
+
+    precision = (-log_variance.double()).exp().requires_grad_(True)
+    shift = (precision.detach() * mean).requires_grad_(True)
+    loss(shift / precision, -precision.log(), point.double()).backward()  # type: ignore[no-untyped-call]
+    assert precision.grad is not None
+    assert shift.grad is not None
+    stepped = precision.detach() - rate * precision.grad
+    floor = torch.tensor([0.1, stepped[1] + 0.25, 0.1])
+    new_precision = torch.maximum(stepped, floor.double())
+    new_mean = (shift.detach() - rate * shift.grad) / new_precision
+
+    parameters = torch.cat([point, mean, log_variance])
+
+    def gradient(offset: Tensor | None) -> Tensor:
+        at = parameters.double().requires_grad_(True)
+        loss(at[layout.means], at[layout.log_variances], at[layout.points]).backward()  # type: ignore[no-untyped-call]
+        assert at.grad is not None
+        return at.grad.float()
+
+    NaturalSgd(layout, rate, floor).step(parameters, gradient, {}, 0.01, generator())
+    expected = torch.cat([point.double() - 0.03, new_mean, -new_precision.log()])
+    torch.testing.assert_close(parameters.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_with_steps_on_natural_parameters_no_factor_loses_its_precision() -> None:
+    """As large as they are: the posterior's precision stays at least that of all others' factors together."""
+    task, client = lateral_task(), make_clients()[1]
+    virtual = method(private="lateral", natural_lr=800.0)
+    state = virtual.init(task, generator())
+    before = virtual.init_client(task, state, 1)
+    before = before | {"precision": 1e-3 * before["precision"]}  # a factor with little to lose
+    update = turn(virtual, task, state, before, client)
+    precision, _ = natural(task, update.local["params"])
+    floor = state["precision"] - before["precision"]
+    assert (precision >= floor * (1 - 1e-5)).all()  # float32
+    assert (precision < floor * (1 + 1e-5)).any()
+    num_means = len(precision)
+    own = update.local["params"][task.model.layout.log_variances][num_means:]
+    assert ((-own).exp() >= 1 / 0.7 * (1 - 1e-5)).all()
+
+
+def test_steps_on_natural_parameters_are_plain() -> None:
+    assert method(natural_lr=1.0).needs.sgd
+    assert not method().needs.sgd
+    for local in ({"momentum": 0.5}, {"weight_decay": 0.1}):
+        with pytest.raises(ConfigError, match=r"method\.natural_lr: got 5\.0, allowed: null"):
+            method(natural_lr=5.0).check(make_gaussian_task(**local))
+
+
+def test_a_damped_model_is_the_servers_and_a_part_of_what_was_learnt() -> None:
+    """The message is the same; natural parameters and biases lie between the server's and the trained ones."""
+    task, client = replace(lateral_task(), server=make_server(lr=0.4)), make_clients()[1]
+    trained, damped = (method(private="lateral", own_model=kind, damping=0.25) for kind in ("trained", "damped"))
+    state = trained.init(task, generator())
+    whole, part = (turn(virtual, task, state, {}, client) for virtual in (trained, damped))
+    assert torch.equal(whole.message["changes"], part.message["changes"])
+    assert torch.equal(whole.memory["private"], part.memory["private"])
+    new, found = (natural(task, update.local["params"]) for update in (whole, part))
+    for name, there, here in zip(("precision", "shift"), new, found, strict=True):
+        torch.testing.assert_close(here, 0.75 * state[name] + 0.25 * there, rtol=1e-5, atol=1e-5)
+    points, (num, _) = task.model.layout.points, count_shared(task.model.layout)
+    old, learnt, here = (v[points][:num] for v in (state["params"], whole.local["params"], part.local["params"]))
+    torch.testing.assert_close(here, 0.75 * old + 0.25 * learnt)
+    torch.testing.assert_close(read_private(task, part.local["params"]), read_private(task, whole.local["params"]))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
+        {"natural_lr": 30.0},
         {"beta": 3.0},
         {"prior_variance": 0.1},
         {"prior_power": "size"},
