@@ -37,9 +37,14 @@ ADDED: dict[str, Any] = {
     "partition.validation": 0,
     "eval.uncertainty": False,
     "eval.ood": {},
+    "eval.posterior": False,
     "mlp.dropout": 0.0,
     "lenet.dropout": 0.0,
     "cnn.dropout": 0.0,
+    "Fvb.examples": "own",
+    "Fvb.variance_rate": None,
+    "Fvb.warm_up": 0,
+    "Virtual.variance_rate": None,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

@@ -22,9 +22,10 @@ from torch import Tensor
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference import sites
 from bfl_bench.inference.train import train
-from bfl_bench.inference.variational import Prior, draw
+from bfl_bench.inference.variational import Prior, choose_optimizer, describe, draw
 from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
 from bfl_bench.models.lateral import count_shared
 
@@ -41,12 +42,15 @@ class Virtual(Method):
     min_precision: Annotated[float, Above(0)]
     kl: Literal["exact", "released"]
     evaluation_variance: Annotated[float, Above(0)]
+    variance_rate: Annotated[float, Above(0)] | None = None
 
     @property
     def needs(self) -> Needs:
         return Needs(gaussian_layers=True, own_test=True, lateral=self.private == "lateral")
 
     def check(self, task: Task) -> None:
+        if self.variance_rate is not None and self.beta == 0:
+            raise ConfigError("method.variance_rate", self.variance_rate, "null with method.beta=0")
         if self._step(task) <= 0:
             allowed = f"a number above 0 with server.lr={task.server.lr:g}: as 1 - server.lr no factor moves forward"
             raise ConfigError("method.damping", self.damping, allowed)
@@ -90,7 +94,8 @@ class Virtual(Method):
         prior = Prior(prior_mean.to(start.dtype), prior_precision.log().to(start.dtype))
         scale = self.beta / len(client)
         pull = prior.pull(task, scale) if self.kl == "exact" else sites.pull_as_released(prior, task, scale)
-        trained = train(task, start, client, rng, adjust=pull)
+        optimizer = choose_optimizer(task, self.variance_rate, scale)
+        trained = train(task, start, client, rng, optimizer=optimizer, adjust=pull)
 
         new_precision, new_shift = sites.natural(task, trained.vector)
         changes = torch.stack([new_precision - broadcast["precision"], new_shift - broadcast["shift"]])
@@ -131,6 +136,9 @@ class Virtual(Method):
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         is_server = "precision" in model
         return draw(task, model["params"], num, rng, self.evaluation_variance if is_server else 1.0)
+
+    def posterior(self, task: Task, state: Tensors) -> Posterior:
+        return describe(task, state["params"], self.prior_variance, num=count_shared(task.model.layout)[1])
 
     def _step(self, task: Task) -> float:
         """The power of a new factor against the old one, times the server's step."""

@@ -77,7 +77,13 @@ class Conjugate:
         self.observed = torch.randn(len(task.sizes), num, generator=draw, dtype=torch.float64)
 
     def __call__(
-        self, task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust | None = None
+        self,
+        task: Task,
+        start: Tensor,
+        client: Client,
+        rng: torch.Generator,
+        adjust: Adjust | None = None,
+        optimizer: object = None,
     ) -> Trained:
         """The cavity is read off the pull of the prior; times the likelihood it is the client's exact posterior."""
         assert adjust is not None
@@ -166,7 +172,7 @@ def test_a_repaired_cavity_is_as_wide_as_allowed_around_the_servers_mean(monkeyp
     layout = task.model.layout
     seen: list[Tensor] = []
 
-    def probe(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust) -> Trained:
+    def probe(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Adjust, **_: Any) -> Trained:
         gradient = torch.zeros_like(start)
         adjust(torch.zeros_like(start), gradient, start, start)
         seen.append(gradient * len(client) / 0.3)

@@ -233,6 +233,7 @@ OTHERWISE = {
     "partition.validation": 0.1,
     "eval.uncertainty": True,
     "eval.ood": {"mnist": {"name": "mnist"}},
+    "eval.posterior": True,
 }
 
 
