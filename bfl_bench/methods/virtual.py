@@ -6,9 +6,9 @@ client takes its own factor out and its share of the prior in, p^(1/K) s / s_i, 
 local update (eq. 3, KL weighted by beta). What it learns becomes its new factor; the ratio of new and old, damped,
 travels to the server, which multiplies. With `private: lateral` a client also has a Gaussian network of its own.
 
-Deviations: training is SGD on means, and natural-gradient steps of log variances (`variance_rate`; null: SGD, with which
-they do not move; method `virtual_published`). Sites start as s^(1/K) of the initial s, so that their product
-is the server's posterior in every round; the step of the server (`server.lr`) is taken by sites and server alike.
+Deviations: training is SGD on means; log variances take natural-gradient steps (`variance_rate`), with null and in
+method `virtual_published` SGD, too, which does not move them. Sites start as s^(1/K) of the initial s, so that their
+product is the server's posterior in every round; the step of the server (`server.lr`) is taken by sites and server alike.
 Points, such as biases, are averaged. Where a cavity or the server would be improper, its precision is `min_precision`
 and its mean the server's; these are counted.
 """

@@ -1,4 +1,4 @@
-"""The columns of eval.posterior against NumPy and torch.distributions; every Gaussian method has them, others refuse."""
+"""The columns of eval.posterior against NumPy and torch.distributions; Gaussian methods have them, others refuse."""
 
 import csv
 from pathlib import Path

@@ -155,7 +155,8 @@ def test_one_and_one_point_zero_are_the_same_run() -> None:
             "svhn_classes_fedlpa_released_seed0_ed56b171",
         ),
         (
-            "method=virtual_published dataset=pmnist model=mlp_100_100 server.lr=0.3 partition=natural num_clients=null",
+            "method=virtual_published dataset=pmnist model=mlp_100_100 server.lr=0.3 partition=natural "
+            "num_clients=null",
             "pmnist_natural_virtual_seed0_19b08b19",
         ),
         (
