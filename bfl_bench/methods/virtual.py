@@ -8,7 +8,7 @@ travels to the server, which multiplies. With `private: lateral` a client also h
 
 Deviations: training is SGD on means; log variances take natural-gradient steps (`variance_rate`), with null and in
 method `virtual_published` SGD, too, which does not move them. Sites start as s^(1/K) of the initial s, so that their
-product is the server's posterior in every round; the step of the server (`server.lr`) is taken by sites and server alike.
+product is the server's posterior in every round; sites and server take the same step (`server.lr`).
 Points, such as biases, are averaged. Where a cavity or the server would be improper, its precision is `min_precision`
 and its mean the server's; these are counted.
 """
