@@ -99,6 +99,7 @@ def make_experiment(
             ece_bins=15,
             nll_epsilon=0.0,
             uncertainty=False,
+            posterior=False,
             ood={},
             also_aggregate={},
             weight_rounds=[],

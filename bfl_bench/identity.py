@@ -38,6 +38,7 @@ ADDED: dict[str, Any] = {
     "eval.uncertainty": False,
     "eval.ood": {},
     "eval.scored": "test",
+    "eval.posterior": False,
     "mlp.dropout": 0.0,
     "lenet.dropout": 0.0,
     "cnn.dropout": 0.0,
@@ -49,6 +50,10 @@ ADDED: dict[str, Any] = {
     "FedCurv.penalty_gradient": True,
     "Virtual.natural_lr": None,
     "Virtual.own_model": "trained",
+    "Fvb.examples": "own",
+    "Fvb.variance_rate": None,
+    "Fvb.warm_up": 0,
+    "Virtual.variance_rate": None,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

@@ -17,6 +17,7 @@ from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.dataset import Augment, Split, bring
 from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.likelihood import Categorical, Likelihood, Prediction, average
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings
@@ -197,6 +198,10 @@ class Method(ABC):
     ) -> Prediction:
         """Predict the labels of x (n, ...) with at most `num` draws from the posterior."""
         return average(task.model, self.draws(task, model, num, rng), x, batch_size, task.likelihood.mixture())
+
+    def posterior(self, task: Task, state: Tensors) -> Posterior | None:
+        """Describe the Gaussian that the server's state is, for `eval.posterior`; None: it is none, or not yet."""
+        return None
 
     def alternatives(self) -> Mapping[str, "Method"]:
         """Name variants of this method that are to be evaluated on the same replies."""

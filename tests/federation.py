@@ -47,6 +47,7 @@ def make_eval(**changes: Any) -> EvalSettings:
         "ece_bins": 5,
         "nll_epsilon": 0.0,
         "uncertainty": False,
+        "posterior": False,
         "ood": {},
         "also_aggregate": {},
         "weight_rounds": [],

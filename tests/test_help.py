@@ -139,7 +139,9 @@ def test_what_an_option_brings(bfl_run: BflRun) -> None:
     text = bfl_run("--help", "experiment=fola_released").out  # its own method, the rest of experiment=fola
     assert "\nIt chooses dataset=cifar10, model=cnn, partition=dirichlet, method=fola_released; " in text
     assert "It chooses" not in bfl_run("--help", "method=fola").out
-    assert ", method=fvb, aggregator=rklb; " in bfl_run("--help", "experiment=bfl_p").out  # the method's choice
+    assert (
+        ", method=fvb_published, aggregator=rklb; " in bfl_run("--help", "experiment=bfl_p").out
+    )  # the method's choice
 
 
 def test_several_at_once(bfl_run: BflRun) -> None:

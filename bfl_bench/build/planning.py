@@ -144,6 +144,8 @@ def plan(config: Mapping[str, Any]) -> Plan:
     personal = isinstance(partition, Natural) or needs.own_test
     made: dict[str, Any] = {key: construct_section(key, cls, config[key]) for key, cls in sections.items()}
     _check_steps(method, made["local"], made["server"])
+    if made["eval"].posterior and type(method).posterior is Method.posterior:
+        raise ConfigError("eval.posterior", True, f"false; the state of method {method.name} is no Gaussian")
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,

@@ -34,6 +34,7 @@ class EvalSettings:
     ece_bins: Annotated[int, AtLeast(1)]
     nll_epsilon: Annotated[float, AtLeast(0)]
     uncertainty: bool
+    posterior: bool
     ood: dict[str, Any]  # names of datasets, and their configs
     also_aggregate: dict[str, Any]  # names of rules, and their configs
     weight_rounds: list[Annotated[int, AtLeast(1)]]

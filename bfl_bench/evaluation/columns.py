@@ -41,6 +41,8 @@ _VALIDATED = {
     "brier": "Brier score",
 }
 _UNCERTAINTY = "runs with eval.uncertainty"
+_POSTERIOR = "runs with eval.posterior whose state is a Gaussian"
+_MOVED = "runs with eval.posterior whose state is a Gaussian from the start"
 _CALIBRATED = "runs with eval.uncertainty and validation examples"
 _OWN_COVERED = "runs with eval.uncertainty and validation examples, whose clients have test examples of their own"
 _SCORES = {
@@ -367,6 +369,44 @@ TABLES: Mapping[str, Sequence[Column]] = {
         ),
     ),
     "metrics.csv, out of distribution": _FOREIGN,
+    "metrics.csv, posteriors": (
+        Column(
+            name="log_variance_moved",
+            label="movement of log variances",
+            definition="mean over the weights of the distance between the global model's log variance and the one that "
+            "the run started with",
+            direction=None,
+            unit="nats",
+            of=_MOVED,
+        ),
+        Column(
+            name="log_variance_spread",
+            label="spread of log variances' movement",
+            definition="standard deviation over the weights of the change of the log variance since the start: 0 where "
+            "all move alike, and nothing has been learnt from data",
+            direction=None,
+            unit="nats",
+            of=_MOVED,
+        ),
+        *(
+            Column(
+                name=f"snr{percent}",
+                label=f"signal-to-noise ratio, {percent} %",
+                definition=f"value that {percent} % of the weights' ratios |mean| / standard deviation do not exceed",
+                direction=None,
+                of=_POSTERIOR,
+            )
+            for percent in (10, 50, 90)
+        ),
+        Column(
+            name="posterior_kl",
+            label="KL of the global posterior",
+            definition="KL divergence of the global model's posterior from the prior",
+            direction=None,
+            unit="nats",
+            of=f"{_POSTERIOR}, with a prior",
+        ),
+    ),
     "metrics.csv, methods": (
         Column(
             name="kl",
@@ -390,7 +430,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
             definition="share of the global model's log variances that a clamp to model.log_variance_range changes",
             direction=None,
             unit="share",
-            of="fvb",
+            of="fvb, virtual with eval.posterior",
         ),
         Column(
             name="alarm",

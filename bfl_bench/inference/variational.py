@@ -1,4 +1,11 @@
-"""Mean-field Gaussian posteriors of a network's weights: the pull of a prior, KL divergences, draws."""
+"""Mean-field Gaussian posteriors of a network's weights: the pull of a prior, steps of log variances, KL, draws.
+
+With n examples and a temperature beta a client minimises E_q[loss] + (beta / n) KL(q || prior), per example. Its slope
+along the log variance s of a weight is (beta / n) (v P - 1) / 2, where v = exp(s) and P = (n / beta) h + 1 / (prior
+variance) is the precision that the curvature h and the prior ask for. It is of the order beta / n however wrong v is: a
+step of gradient descent that suits the means leaves variances where they start. The Fisher information of s is 1/2, so
+that the natural gradient of the whole objective, n / beta times the one above, is v P - 1, which has no scale left.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bfl_bench.inference.train import Adjust
-from bfl_bench.method import Task
+from bfl_bench.evaluation.posterior import Posterior
+from bfl_bench.inference.train import Adjust, Gradient, Optimizer, make_optimizer
+from bfl_bench.method import Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings
 
 
@@ -41,6 +49,38 @@ class Prior:
         return 0.5 * float((distance + ratio.exp() - 1 - ratio).sum())
 
 
+@dataclass(frozen=True, kw_only=True)
+class NaturalVariances:
+    """Natural-gradient steps for log variances, beside any optimizer for points and means.
+
+    s = s - clip(rate (v P - 1), -1, 1). From too narrow a variance s rises by `rate` a step, near the optimum v = 1 / P
+    its distance shrinks by the factor 1 - rate, and curvatures are averaged over about 1 / rate minibatches. Momentum
+    and weight decay are for points and means alone; a clipped gradient (`local.clip`) shortens these steps, too.
+    """
+
+    others: Optimizer  # one that asks for the gradient without an offset
+    first: int  # where the log variances, which come last, begin
+    rate: float
+    scale: float  # beta / n: the weight of the KL divergence in the objective
+
+    def begin(self, parameters: Tensor) -> Tensors:
+        return self.others.begin(parameters[: self.first])
+
+    def step(self, parameters: Tensor, gradient: Gradient, memory: Tensors, lr: float, rng: torch.Generator) -> None:
+        found = gradient(None)
+        change = found[self.first :].mul_(2 * self.rate / self.scale).clamp_(-1, 1)
+        parameters[self.first :].sub_(change)
+        self.others.step(parameters[: self.first], lambda _: found[: self.first], memory, lr, rng)
+
+
+def choose_optimizer(task: Task, rate: float | None, scale: float) -> Optimizer:
+    """Return the optimizer of `task.local`, with natural-gradient steps for log variances unless `rate` is None."""
+    optimizer = make_optimizer(task.local)
+    if rate is None:
+        return optimizer
+    return NaturalVariances(others=optimizer, first=task.model.layout.log_variances.start, rate=rate, scale=scale)
+
+
 def draw(task: Task, vector: Tensor, num: int, rng: torch.Generator, variance_scale: float = 1.0) -> Iterator[Tensor]:
     """Parameter vectors whose Gaussian weights are drawn and stand in the place of the means."""
     layout = task.model.layout
@@ -50,6 +90,20 @@ def draw(task: Task, vector: Tensor, num: int, rng: torch.Generator, variance_sc
         drawn = vector.clone()
         drawn[layout.means] += deviation * torch.randn(len(mean), generator=rng).to(mean.device)
         yield drawn
+
+
+def describe(task: Task, vector: Tensor, prior_variance: float, num: int | None = None) -> Posterior:
+    """Take the first `num` Gaussians of a vector, or all, for `eval.posterior`; N(0, prior_variance) is their prior."""
+    layout, settings = task.model.layout, settings_of(task)
+    log_variance, initial = (params[layout.log_variances][:num] for params in (vector, task.model.initial))
+    in_effect = settings.clamp(log_variance)
+    return Posterior(
+        mean=vector[layout.means][:num],
+        log_variance=in_effect,
+        initial_log_variance=settings.clamp(initial),
+        prior_variance=prior_variance,
+        clamped=in_effect != log_variance,
+    )
 
 
 def settings_of(task: Task) -> GaussianSettings:

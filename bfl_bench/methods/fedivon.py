@@ -30,6 +30,7 @@ from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.aggregators.algebra import solve
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.ivon import Ivon
 from bfl_bench.inference.train import Gradient, train
 from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
@@ -146,6 +147,16 @@ class FedIvon(Method):
             drawn = model["params"].clone()
             drawn[: len(deviation)] += deviation * torch.randn(len(deviation), generator=rng).to(drawn.device)
             yield drawn
+
+    def posterior(self, task: Task, state: Tensors) -> Posterior:
+        precision, ess = state["example_precision"].double(), state["ess"].double()
+        started = sum(map(self._ess, task.sizes)) * (self.h0 + self.delta)
+        return Posterior(
+            mean=state["params"][: len(precision)],
+            log_variance=-(ess * precision).log(),
+            initial_log_variance=torch.full_like(precision, -math.log(started)),
+            prior_variance=1 / (ess.item() * self.delta) if self.delta else None,
+        )
 
     def _ess(self, size: int) -> float:
         """How many examples the posterior of a client of this size stands for."""

@@ -4,8 +4,17 @@ Ozer, Buldu, Akgul, Unal: "How to Combine Variational Bayesian Networks in Feder
 Algorithms 1 and 2: with `weights: uniform` it is FVBA, with `weights: size` FVBWA. With only the last layers Gaussian
 (`model.bayesian_layers`) and the rules `rklb` and `wb` it is BA-BFL (Jamoussi, Serra, Stavrou, Kountouris, 2024).
 
-A client minimises E_q[NLL] + beta KL(q || prior) / n_k, per example. Points (biases, layers that are not Gaussian) are
+A client minimises E_q[NLL] + beta KL(q || prior) / n, per example. Points (biases, layers that are not Gaussian) are
 averaged. The server's step moves means and log variances.
+
+In the papers n is n_k, the client's own number of examples, and log variances take the means' steps: they hardly move
+(docs/results.md, "Posteriors asleep and awake"). That is `examples: own` and `variance_rate: null`, as method
+`fvb_published` has it. Here log variances take natural-gradient steps (inference/variational.py), and with `examples:
+all` n is that of all clients. The latter follows from the conjugate case, in which a client's precision is
+n h_k / beta + 1 / prior_variance, h_k being the curvature of an example's loss: under `rklb` with weights n_k / n the
+server's is sum_k n_k h_k / beta + 1 / prior_variance, which is that of all data and one prior, and its mean is theirs,
+too. With n_k in the place of n, `rklb`, `eaa`, `wb` and `aalv` give posteriors as wide as a client's, and only `gaa`,
+which divides variances by about the number of clients, one as narrow as that of all data, with as many priors.
 
 Deviations: at test time whole parameter vectors are drawn, one for all test examples, where the released codes draw the
 noise of every example anew; with Gaussian linear layers the predictive distribution of an example is the same.
@@ -21,8 +30,10 @@ from torch import Tensor
 
 from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Interval
+from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.train import train
-from bfl_bench.inference.variational import Prior, draw, settings_of
+from bfl_bench.inference.variational import Prior, choose_optimizer, describe, draw, settings_of
 from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
 
 
@@ -36,6 +47,13 @@ class Fvb(Method):
     prior: Literal["fixed", "previous"]
     train_samples: Annotated[int, AtLeast(1)]
     alarm_variances: Annotated[list[float], Interval()]
+    examples: Literal["own", "all"] = "own"
+    variance_rate: Annotated[float, Above(0)] | None = None
+    warm_up: Annotated[int, AtLeast(0)] = 0
+
+    def check(self, task: Task) -> None:
+        if self.variance_rate is not None and self.beta == 0:
+            raise ConfigError("method.variance_rate", self.variance_rate, "null with method.beta=0")
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         return {"params": task.model.initial.clone(), "round": torch.zeros((), device=task.model.vector.device)}
@@ -50,8 +68,16 @@ class Fvb(Method):
         else:
             zero = torch.zeros_like(broadcast["params"][layout.means])
             prior = Prior(zero, torch.full_like(zero, -math.log(self.prior_variance)))
-        pull = prior.pull(task, self.beta / len(client))
-        trained = train(task, broadcast["params"], client, rng, adjust=pull, num_samples=self.train_samples)
+        scale = self._beta(broadcast["round"]) / (len(client) if self.examples == "own" else sum(task.sizes))
+        trained = train(
+            task,
+            broadcast["params"],
+            client,
+            rng,
+            optimizer=choose_optimizer(task, self.variance_rate, scale),
+            adjust=prior.pull(task, scale),
+            num_samples=self.train_samples,
+        )
         model = {"params": trained.vector}
         return Update(message=model, local=model, metrics={**trained.metrics, "kl": prior.kl(task, trained.vector)})
 
@@ -72,6 +98,13 @@ class Fvb(Method):
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         return draw(task, model["params"], num, rng)
+
+    def posterior(self, task: Task, state: Tensors) -> Posterior:
+        return describe(task, state["params"], self.prior_variance)
+
+    def _beta(self, finished_rounds: Tensor) -> float:
+        """Let beta rise over the rounds of the warm-up."""
+        return self.beta * min(1.0, (finished_rounds.item() + 1) / self.warm_up) if self.warm_up else self.beta
 
     def _diagnose(self, task: Task, params: Tensor) -> dict[str, float]:
         """The norm of all standard deviations, the share of log variances that a clamp holds, and an alarm.

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from bfl_bench.aggregators import Combination, WeightedMean, moments
 from bfl_bench.checks import AtLeast
 from bfl_bench.errors import UnsuitableError
+from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Replies, Task, Tensors, Update
@@ -120,3 +121,13 @@ class Swag(PointMethod):
             drawn = params.clone()
             drawn[: len(mean)] = mean.to(params.dtype) + self.scale**0.5 * noise
             yield drawn
+
+    def posterior(self, task: Task, state: Tensors) -> Posterior | None:
+        """Without the part of low rank; a draw has `scale` times the covariance."""
+        if "variance" in state:
+            mean, variance = state["params"][: len(state["variance"])], state["variance"]
+        elif state["collected"] > 0:
+            mean, variance = state["mean"], state["square"] - state["mean"].square()
+        else:
+            return None
+        return Posterior(mean=mean, log_variance=(self.scale * variance.clamp(min=self.floor)).log())

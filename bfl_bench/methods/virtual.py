@@ -6,12 +6,13 @@ client takes its own factor out and its share of the prior in, p^(1/K) s / s_i, 
 local update (eq. 3, KL weighted by beta). What it learns becomes its new factor; the ratio of new and old, damped,
 travels to the server, which multiplies. With `private: lateral` a client also has a Gaussian network of its own.
 
-Deviations: training is SGD on means and log variances, with which log variances hardly move; `natural_lr` is SGD on
-natural parameters, as released. Sites start as s^(1/K) of the initial s, so that their product is the server's
-posterior in every round, unless messages are pruned; the step of the server (`server.lr`) is taken by sites and server
-alike. Of a pruned message the client keeps everything, as released. Gates of the lateral connections: one per layer, or
-as released one per unit (`lateral_units`). MT is of a client's model as trained, not damped; `own_model: damped` is the
-released code's. Points, such as biases, are averaged. Where a cavity or the server would be improper, its precision is
+Deviations: training is SGD on means; log variances take natural-gradient steps (`variance_rate`), with null and in
+method `virtual_published` SGD, too, which does not move them; `natural_lr` is SGD on natural parameters, as released.
+Sites start as s^(1/K) of the initial s, so that their product is the server's posterior in every round, unless messages
+are pruned; the step of the server (`server.lr`) is taken by sites and server alike. Of a pruned message the client keeps
+everything, as released. Gates of the lateral connections: one per layer, or as released one per unit
+(`lateral_units`). MT is of a client's model as trained, not damped; `own_model: damped` is the released code's.
+Points, such as biases, are averaged. Where a cavity or the server would be improper, its precision is
 `min_precision` and its mean the server's; these are counted.
 """
 
@@ -25,9 +26,10 @@ from torch import Tensor
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference import sites
 from bfl_bench.inference.train import train
-from bfl_bench.inference.variational import Prior, draw
+from bfl_bench.inference.variational import Prior, choose_optimizer, describe, draw
 from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
 from bfl_bench.models.lateral import count_shared
 
@@ -46,6 +48,7 @@ class Virtual(Method):
     evaluation_variance: Annotated[float, Above(0)]
     natural_lr: Annotated[float, Above(0)] | None
     own_model: Literal["trained", "damped"]
+    variance_rate: Annotated[float, Above(0)] | None = None
 
     @property
     def needs(self) -> Needs:
@@ -58,6 +61,10 @@ class Virtual(Method):
         )
 
     def check(self, task: Task) -> None:
+        if self.variance_rate is not None and self.beta == 0:
+            raise ConfigError("method.variance_rate", self.variance_rate, "null with method.beta=0")
+        if self.variance_rate is not None and self.natural_lr is not None:
+            raise ConfigError("method.variance_rate", self.variance_rate, "null with method.natural_lr")
         if self._step(task) <= 0:
             allowed = f"a number above 0 with server.lr={task.server.lr:g}: as 1 - server.lr no factor moves forward"
             raise ConfigError("method.damping", self.damping, allowed)
@@ -106,7 +113,7 @@ class Virtual(Method):
         prior = Prior(prior_mean.to(start.dtype), prior_precision.log().to(start.dtype))
         scale = self.beta / len(client)
         pull = prior.pull(task, scale) if self.kl == "exact" else sites.pull_as_released(prior, task, scale)
-        optimizer = None
+        optimizer = choose_optimizer(task, self.variance_rate, scale)
         if self.natural_lr is not None:  # a factor's own precision is not to become negative
             floor = torch.cat([cavity.clamp(min=self.min_precision), prior_precision[num_means:]]).to(start.dtype)
             optimizer = sites.NaturalSgd(layout, self.natural_lr * share, floor)
@@ -155,6 +162,9 @@ class Virtual(Method):
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         is_server = "precision" in model
         return draw(task, model["params"], num, rng, self.evaluation_variance if is_server else 1.0)
+
+    def posterior(self, task: Task, state: Tensors) -> Posterior:
+        return describe(task, state["params"], self.prior_variance, num=count_shared(task.model.layout)[1])
 
     def _damping(self, task: Task) -> float:
         """The power of a new factor against the old one."""

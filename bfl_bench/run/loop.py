@@ -162,6 +162,7 @@ class _Course:
         scores = {name: worker.score(predictions[name], y) for name, y in labelled.items()}
         check_finite({"test NLL": scores[TEST].values["nll"]}, f"round {round_}, server")
         row = self._recorder.metrics_row(round_, scores, measured)
+        row |= probes.describe_state(worker, worker.method, self._state)
         if self._personal is not None:
             row |= self._personal.row(scores[TEST])
         if worker.reference_posterior is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bfl_bench import records
 from bfl_bench.engines.worker import TEST, Worker
+from bfl_bench.evaluation.posterior import describe_posterior
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run.checkpoint import write_tensors
@@ -20,12 +21,19 @@ def evaluate_alternative(
         worker.task, state, replies, stream(worker.seed, "server", round_)
     )
     values = {**global_values(worker.score_global(TEST, method, aggregated, round_)), **server_metrics}
+    values |= describe_state(worker, method, aggregated)
     nll = values["nll"]
     failed = nll is None or not math.isfinite(nll)
     return {
         f"{key}@{name}": None if failed or value is None or not math.isfinite(value) else value
         for key, value in values.items()
     }
+
+
+def describe_state(worker: Worker, method: Method, state: Tensors) -> Row:
+    """Compute the columns that `eval.posterior` adds for a state that is a Gaussian."""
+    posterior = method.posterior(worker.task, state) if worker.settings.posterior else None
+    return {} if posterior is None else {**describe_posterior(posterior)}
 
 
 def sweep_weights(worker: Worker, state: Tensors, replies: Replies, round_: int) -> list[Row]:

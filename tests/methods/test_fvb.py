@@ -172,13 +172,13 @@ def test_gradient_of_the_divergence(clamp: str, prior: str, prior_variance: floa
     seen: list[tuple[Tensor, Tensor]] = []
     original = train
 
-    def spy(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Any, num_samples: int) -> Any:
+    def spy(task: Task, start: Tensor, client: Client, rng: torch.Generator, adjust: Any, **others: Any) -> Any:
         def watched(parameters: Tensor, gradient: Tensor, *batch: Any) -> None:
             before = gradient.clone()
             adjust(parameters, gradient, *batch)
             seen.append((parameters.clone(), gradient - before))
 
-        return original(task, start, client, rng, adjust=watched, num_samples=num_samples)
+        return original(task, start, client, rng, adjust=watched, **others)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bfl_bench.methods.fvb.train", spy)

@@ -154,12 +154,13 @@ def test_the_server_reaches_the_exact_pooled_posterior(
     torch.testing.assert_close(state["params"][layout.log_variances].double(), -precision.log(), rtol=1e-4, atol=1e-4)
 
 
-def test_one_client_is_plain_variational_inference() -> None:
-    """Over three rounds: the cavity of the only client is the prior itself."""
+@pytest.mark.parametrize("rate", [None, 0.05])
+def test_one_client_is_plain_variational_inference(rate: float | None) -> None:
+    """Over three rounds: the cavity of the only client is the prior itself; with either step of log variances."""
     task = make_gaussian_task(sizes=(12,))
     (client,) = make_clients((12,))
-    virtual = method(damping=1.0, init_from="server")
-    fvb = Fvb("fvb", "size", eaa, 0.3, 0.7, "fixed", 1, [1e-10, 100.0])
+    virtual = method(damping=1.0, init_from="server", variance_rate=rate)
+    fvb = Fvb("fvb", "size", eaa, 0.3, 0.7, "fixed", 1, [1e-10, 100.0], variance_rate=rate)
     ours, theirs, memory = virtual.init(task, generator()), fvb.init(task, generator()), None
     for round_ in range(3):
         update = turn(virtual, task, ours, memory, client, seed=round_)
@@ -169,6 +170,22 @@ def test_one_client_is_plain_variational_inference() -> None:
         theirs, _ = fvb.server_update(task, theirs, iter([(0, reply)]), generator())
         torch.testing.assert_close(ours["params"], theirs["params"], rtol=1e-4, atol=1e-5)  # float32 naturals
     assert not torch.allclose(ours["params"], task.model.initial, atol=0.05)
+
+
+def test_variances_have_a_step_of_their_own() -> None:
+    """Six steps of at most 0.05 from far too narrow variances; the means' steps do not move them."""
+    task, client = make_gaussian_task(make_gaussian_settings(log_variance_init=-12.0)), make_clients()[1]
+    layout = task.model.layout
+    moved = {}
+    for rate in (None, 0.05):
+        virtual = method(variance_rate=rate, damping=1.0)
+        state = virtual.init(task, generator())
+        params = turn(virtual, task, state, {}, client).local["params"]
+        moved[rate] = (params - task.model.initial)[layout.log_variances]
+    assert moved[None].abs().max() < 0.02
+    assert moved[0.05].abs().mean() > 0.05
+    with pytest.raises(ConfigError, match=r"method\.variance_rate: got 0\.05, allowed: null with method\.beta=0"):
+        method(variance_rate=0.05, beta=0.0).check(task)
 
 
 def test_an_improper_cavity_is_repaired_and_counted() -> None:

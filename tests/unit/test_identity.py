@@ -143,7 +143,7 @@ def test_one_and_one_point_zero_are_the_same_run() -> None:
             "mnist_dirichlet-1_fedavg_seed3_4d9fa1c7",
         ),
         (
-            "method=fvb aggregator=wb model.bayesian_layers=2 eval.also_aggregate=[eaa,gaa_released]",
+            "method=fvb_published aggregator=wb model.bayesian_layers=2 eval.also_aggregate=[eaa,gaa_released]",
             "digits_dirichlet-0.1_fvb_wb_seed0_3d27966f",
         ),
         (
@@ -155,7 +155,8 @@ def test_one_and_one_point_zero_are_the_same_run() -> None:
             "svhn_classes_fedlpa_released_seed0_ed56b171",
         ),
         (
-            "method=virtual dataset=pmnist model=mlp_100_100 server.lr=0.3 partition=natural num_clients=null",
+            "method=virtual_published dataset=pmnist model=mlp_100_100 server.lr=0.3 partition=natural "
+            "num_clients=null",
             "pmnist_natural_virtual_seed0_19b08b19",
         ),
         (
@@ -234,6 +235,7 @@ OTHERWISE = {
     "eval.uncertainty": True,
     "eval.ood": {"mnist": {"name": "mnist"}},
     "eval.scored": "validation",
+    "eval.posterior": True,
     "partition.seed": 1,
 }
 
@@ -287,6 +289,21 @@ def test_a_method_without_a_later_key_is_the_one_that_does_as_before(method: str
     assert folder_name(config) == folder_name(before)
     assert complete(config) == complete(before)
     assert folder_name(with_value(config, f"method.{key}", value)) != folder_name(config)
+
+
+@pytest.mark.parametrize("method", ["fvb", "virtual"])
+def test_published_steps_of_variances_are_those_before_there_were_others(method: str) -> None:
+    config = resolve(f"method={method}_published")
+    before = copy.deepcopy(config)
+    added = [key.split(".")[1] for key in ADDED if key.startswith(f"{method.capitalize()}.")]
+    assert "variance_rate" in added
+    for key in added:
+        del before["method"][key]
+    assert folder_name(config) == folder_name(before) != folder_name(resolve(f"method={method}"))
+    assert complete(config) == complete(before)
+    for key, value in (("variance_rate", 0.1), ("examples", "all"), ("warm_up", 2)):
+        if key in added:
+            assert folder_name(with_value(config, f"method.{key}", value)) != folder_name(config)
 
 
 def test_a_key_added_to_a_part_belongs_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
