@@ -30,6 +30,8 @@ TIMING = "timing.csv"
 CLIENTS = "clients.csv"
 WEIGHTS = "weights.csv"
 RELIABILITY = "reliability.csv"
+SHIFT = "shift.csv"
+OWN = "own.csv"
 MESSAGES = "messages"
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
@@ -61,6 +63,8 @@ TIMING_COLUMNS = (
 CLIENTS_COLUMNS = ("round", "client", "size", "accuracy", "nll", "ece")
 WEIGHTS_COLUMNS = ("round", "weight", "ga", "nll", "ece")
 RELIABILITY_COLUMNS = ("round", "bin", "count", "confidence", "accuracy")
+SHIFT_COLUMNS = ("round", "severity", "accuracy", "nll", "ece")
+OWN_COLUMNS = ("round", "client", "examples", "s_accuracy", "s_nll", "s_ece", "mt_accuracy", "mt_nll", "mt_ece")
 PARTITION_COLUMNS = ("client", "class", "count")
 
 STAND_IN = "stand-in"

@@ -11,7 +11,7 @@ further rounds clients start from the aggregated model and nothing else is carri
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,15 +19,18 @@ from torch import Tensor
 from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import Above, AtLeast
 from bfl_bench.inference import kronecker
+from bfl_bench.inference.laplace import LaplacePosterior, kronecker_laplace
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
-from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Layers, Method, Predictive, Replies, Task, Tensors, Update
 
 Solver = Literal["cg", "gd", "ea"]
 
 
 @dataclass(frozen=True)
 class FedLpa(PointMethod):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("mean", "draws", "linearised")
+
     solver: Solver
     damping: Annotated[float, Above(0)]
     damping_norm: kronecker.Norm
@@ -67,7 +70,7 @@ class FedLpa(PointMethod):
             mean.add(message["params"], weights[-1])
         aggregated = mean.result()  # of what is in no layer, such as statistics of the network
         shares = torch.tensor(weights, dtype=torch.float64, device=aggregated.device) / sum(weights)
-        residual, num_steps = 0.0, 0
+        residual, num_steps, factors = 0.0, 0, Tensors()
         for layer in kronecker.find_layers(task.model):
             a, b = (_stack(messages, f"{layer.name}.{factor}") for factor in "AB")
             means = torch.stack([layer.read(message["params"].double()) for message in messages])
@@ -75,7 +78,16 @@ class FedLpa(PointMethod):
             matrix, steps = self._solve(posteriors)
             layer.write(aggregated, matrix)
             residual, num_steps = max(residual, posteriors.residual(matrix)), num_steps + steps
-        return task.server.move(state, aggregated), {"residual": residual, "solver_steps": float(num_steps)}
+            factors |= {
+                f"{layer.name}.{name}": posteriors.mean_factor(each).float() for name, each in (("A", a), ("B", b))
+            }
+        return task.server.move(state, aggregated) | factors, {"residual": residual, "solver_steps": float(num_steps)}
+
+    def laplace(self, task: Task, state: Tensors, layers: Layers) -> LaplacePosterior:
+        """Predict with the precision as if A and B were independent over clients, sum p A x sum p B (Appendix E)."""
+        names = [layer.name for layer in kronecker.find_layers(task.model)]
+        factors = {name: (state[f"{name}.A"], state[f"{name}.B"]) for name in names}
+        return kronecker_laplace(task, state["params"], factors, sum(task.sizes), layers)
 
     def _solve(self, posteriors: kronecker.Posteriors) -> tuple[Tensor, int]:
         start = posteriors.approximate_inverse()(posteriors.right_side())

@@ -23,11 +23,12 @@ from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast, Interval
 from bfl_bench.inference.train import train
 from bfl_bench.inference.variational import Prior, draw, settings_of
-from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Method, Needs, Predictive, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
 class Fvb(Method):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
     needs: ClassVar[Needs] = Needs(gaussian_layers=True)
 
     aggregator: Rule

@@ -14,7 +14,7 @@ and its mean the server's; these are counted.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,12 +25,14 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.inference import sites
 from bfl_bench.inference.train import train
 from bfl_bench.inference.variational import Prior, draw
-from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Method, Needs, Predictive, Replies, Task, Tensors, Update
 from bfl_bench.models.lateral import count_shared
 
 
 @dataclass(frozen=True)
 class Virtual(Method):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
+
     private: Literal["lateral", "none"]
     beta: Annotated[float, AtLeast(0)]
     prior_variance: Annotated[float, Above(0)]

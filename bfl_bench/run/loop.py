@@ -14,10 +14,11 @@ from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_fi
 from bfl_bench.errors import DivergedError, PartError
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
-from bfl_bench.run import probes, uncertainty
+from bfl_bench.run import probes, shift, uncertainty
 from bfl_bench.run.checkpoint import CheckpointFolder
 from bfl_bench.run.observers import Observer, RunInfo
 from bfl_bench.run.personal import Personal
+from bfl_bench.run.predicting import Predictor
 from bfl_bench.run.recorder import Measured, Notes, Recorder, Row, num_bytes, set_values, write_summary
 
 
@@ -155,13 +156,18 @@ class _Course:
         worker = self._worker
         if not self._is_due(round_, worker.settings.every):
             return None
-        predictions = {name: worker.predict_global(name, worker.method, self._state, round_) for name in worker.sets}
+        predictor = Predictor.of(worker, worker.method, self._state, round_)
+        predictions = {name: predictor.predict(set_.split.x) for name, set_ in worker.sets.items()}
         labelled = {name: set_.split.y for name, set_ in worker.sets.items() if not set_.foreign}
         scores = {name: worker.score(predictions[name], y) for name, y in labelled.items()}
         check_finite({"test NLL": scores[TEST].values["nll"]}, f"round {round_}, server")
         row = self._recorder.metrics_row(round_, scores, measured)
         if self._personal is not None:
             row |= self._personal.row(scores[TEST])
+            if worker.settings.uncertainty:
+                own = self._personal.describe_clients(predictions[TEST])
+                self._recorder.record_own(round_, own)
+                row |= self._personal.worst(own)
         if worker.reference_posterior is not None:
             row["ae"] = worker.distance(self._state, worker.reference_posterior)
         for name, alternative in self._experiment.alternatives.items():
@@ -169,8 +175,11 @@ class _Course:
         for name in scores:
             if name != TEST:
                 row |= set_values(name, scores[name])
-        if worker.settings.uncertainty or len(labelled) < len(worker.sets):
-            row |= uncertainty.describe(worker, predictions)
+        row |= uncertainty.describe(worker, predictions) | predictor.columns
+        for kind in worker.settings.also_predict:
+            row |= probes.evaluate_predictive(worker, kind, self._state, round_)
+        if worker.settings.shift and round_ == worker.rounds:
+            row |= self._recorder.record_shift(round_, shift.measure(worker, predictor))
         self._recorder.record_metrics(row, scores[TEST])
         return row
 

@@ -24,6 +24,8 @@ _COLUMNS = {
     records.CLIENTS: records.CLIENTS_COLUMNS,
     records.WEIGHTS: records.WEIGHTS_COLUMNS,
     records.RELIABILITY: records.RELIABILITY_COLUMNS,
+    records.SHIFT: records.SHIFT_COLUMNS,
+    records.OWN: records.OWN_COLUMNS,
 }
 _FROM_CLIENTS = ("train_loss", "train_acc", "lf")
 _OWN = {*records.METRICS_COLUMNS, "ae", "s_acc", "s_loss", "mt_acc", "mt_loss", "worst10_own"} - {*_FROM_CLIENTS}
@@ -94,6 +96,15 @@ class Recorder:
         self._tables[records.METRICS].append([row])
         bins = [{"round": row["round"], "bin": number + 1, **asdict(bin_)} for number, bin_ in enumerate(scores.bins)]
         self._tables[records.RELIABILITY].append(bins)
+
+    def record_own(self, round_: int, rows: Sequence[Row]) -> None:
+        self._tables[records.OWN].append([{"round": round_, **row} for row in rows])
+
+    def record_shift(self, round_: int, rows: Sequence[Row]) -> Row:
+        """Write what shifts do by severity; return the columns of metrics.csv, means over all of them."""
+        self._tables[records.SHIFT].append([{"round": round_, **row} for row in rows])
+        names = {"shift_ga": "accuracy", "shift_nll": "nll", "shift_ece": "ece"}
+        return {name: math.fsum(row[column] or 0.0 for row in rows) / len(rows) for name, column in names.items()}
 
     def record_weights(self, rows: Sequence[Row]) -> None:
         self._tables[records.WEIGHTS].append(rows)

@@ -233,6 +233,13 @@ OTHERWISE = {
     "partition.validation": 0.1,
     "eval.uncertainty": True,
     "eval.ood": {"mnist": {"name": "mnist"}},
+    "eval.predictive": "linearised",
+    "eval.also_predict": ["mean"],
+    "eval.prior_precision": 10.0,
+    "eval.laplace_layers": "last",
+    "eval.shift": ["blur"],
+    "eval.severities": [1, 5],
+    "eval.local_share": 0.2,
 }
 
 

@@ -19,7 +19,7 @@ from bfl_bench.run import uncertainty
 from bfl_bench.run.checkpoint import read_state
 from tests.composing import SMALL, experiment, resolve, run_in
 
-FEW = [*SMALL, "rounds=2", "eval.every=2", "eval.ece_bins=7", "eval.draws=4"]
+FEW = [*SMALL, "rounds=2", "eval.every=2", "eval.ece_bins=7"]
 IMAGES = [f"data_dir={records.STAND_IN}", "dataset=mnist", "model.hidden=[8]", "num_clients=3"]
 IMAGES += ["rounds=1", "local.epochs=1"]
 
