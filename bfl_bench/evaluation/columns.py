@@ -377,7 +377,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             name="mt_ece",
             label="MT calibration error",
-            definition="what ece is, of each client's own model on its own test examples, averaged like the MT accuracy",
+            definition="what ece is, of each client's own model on its own test examples, averaged like mt_acc",
             direction="down",
             unit="share",
             of=_OWN_UNCERTAINTY,
@@ -386,7 +386,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
             Column(
                 name=f"worst10_{model}_{score}",
                 label=f"worst 10 % of clients, {model.upper()} {what}",
-                definition=f"mean of the highest tenth, rounded up, of the {whose} {score} on clients' own test examples",
+                definition=f"mean of the highest tenth, rounded up, of the {whose} {score} on own test examples",
                 direction="down",
                 unit="nats" if score == "nll" else "share",
                 of=_OWN_UNCERTAINTY,
@@ -603,6 +603,49 @@ TABLES: Mapping[str, Sequence[Column]] = {
             direction=None,  # calibrated is what agrees with the confidence
             unit="share",
         ),
+        *(
+            Column(
+                name=f"{name}_calibrated",
+                label=f"{name} after temperature",
+                definition=f"what {name} is, after the temperature",
+                direction=None,
+                of=_CALIBRATED,
+            )
+            for name in ("count", "confidence", "accuracy")
+        ),
+    ),
+    "risk.csv": (
+        _ROUND,
+        Column(
+            name="coverage",
+            label="coverage",
+            definition="share of the test examples that are kept, the most confident ones, from 0.01 to 1",
+            direction=None,
+            unit="share",
+        ),
+        Column(
+            name="risk",
+            label="risk",
+            definition="share of errors among these",
+            direction="down",
+            unit="share",
+        ),
+    ),
+    "entropy.csv": (
+        _ROUND,
+        Column(
+            name="entropy",
+            label="entropy",
+            definition="middle of a range of entropies of predictions, 30 of which go from 0 to log C",
+            direction=None,
+            unit="nats",
+        ),
+        Column(
+            name="test",
+            label="test set",
+            definition="test examples with an entropy in the range; those of a set of eval.ood have a column of its name",
+            direction=None,
+        ),
     ),
     "own.csv": (
         _ROUND,
@@ -776,8 +819,8 @@ _BY_NAME = {column.name: column for group in list(TABLES.values())[::-1] for col
 def find(name: str) -> Column | None:
     """Look up a column; None for a name that is not registered.
 
-    `nll@eaa` is the column before the @ under another rule, solver or way to predict. Where several files have a column of the name, it
-    is that of the first in `TABLES`, so that metrics.csv goes before all others.
+    `nll@eaa` is the column before the @ under another rule, solver or way to predict. Where several files have a column
+    of the name, it is that of the first in `TABLES`, so that metrics.csv goes before all others.
     """
     base, _, rule = name.partition("@")
     column = _BY_NAME.get(base)

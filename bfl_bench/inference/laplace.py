@@ -167,7 +167,7 @@ def flatten(outputs: Tensor, variances: Tensor) -> Tensor:
 
 
 def laplace(task: Task, params: Tensor, precision: Tensor, layers: Layers) -> LaplacePosterior:
-    """Make the posterior of a precision of the data on the trainable parameters: a diagonal (D,), or a matrix (D, D)."""
+    """Make the posterior of the data's precision on the trainable parameters: a diagonal (D,), or a matrix (D, D)."""
     index = torch.arange(len(precision), device=params.device)
     found = _choose(task, layers)
     blocks: list[Block]

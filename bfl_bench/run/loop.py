@@ -12,6 +12,7 @@ import torch
 from bfl_bench import records
 from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_finite
 from bfl_bench.errors import DivergedError, PartError
+from bfl_bench.likelihood import Bin, Prediction
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run import probes, shift, uncertainty
@@ -166,7 +167,7 @@ class _Course:
             row |= self._personal.row(scores[TEST])
             if worker.settings.uncertainty:
                 own = self._personal.describe_clients(predictions[TEST])
-                self._recorder.record_own(round_, own)
+                self._recorder.record(records.OWN, round_, own)
                 row |= self._personal.worst(own)
         if worker.reference_posterior is not None:
             row["ae"] = worker.distance(self._state, worker.reference_posterior)
@@ -176,12 +177,24 @@ class _Course:
             if name != TEST:
                 row |= set_values(name, scores[name])
         row |= uncertainty.describe(worker, predictions) | predictor.columns
+        temperature, calibrated = row.get("temperature"), list[Bin]()
+        if temperature is not None:
+            calibrated = uncertainty.calibrate_bins(worker, predictions[TEST], temperature)
         for kind in worker.settings.also_predict:
             row |= probes.evaluate_predictive(worker, kind, self._state, round_)
-        if worker.settings.shift and round_ == worker.rounds:
-            row |= self._recorder.record_shift(round_, shift.measure(worker, predictor))
-        self._recorder.record_metrics(row, scores[TEST])
+        if round_ == worker.rounds:
+            row |= self._record_last(round_, predictor, predictions)
+        self._recorder.record_metrics(row, scores[TEST].bins, calibrated)
         return row
+
+    def _record_last(self, round_: int, predictor: Predictor, predictions: Mapping[str, Prediction]) -> Row:
+        """Write what is drawn of the final model alone; return the columns of metrics.csv among it."""
+        worker, recorder = self._worker, self._recorder
+        if worker.settings.uncertainty:
+            recorder.record(records.RISK, round_, uncertainty.trace_risk(worker, predictions[TEST]))
+        if any(set_.foreign for set_ in worker.sets.values()):
+            recorder.record(records.ENTROPY, round_, uncertainty.count_entropies(worker, predictions))
+        return recorder.record_shift(round_, shift.measure(worker, predictor)) if worker.settings.shift else {}
 
     def _collect(
         self, runner: Runner, broadcast: Tensors, cohort: Sequence[int], round_: int, measured: Measured

@@ -104,6 +104,13 @@ EXPECTED = {
     "mt_accuracy": ("up", "MT accuracy of a client"),
     "mt_nll": ("down", "MT loss of a client"),
     "severity": (None, "severity"),
+    "count_calibrated": (None, "count after temperature"),
+    "confidence_calibrated": (None, "confidence after temperature"),
+    "accuracy_calibrated": (None, "accuracy after temperature"),
+    "coverage": (None, "coverage"),
+    "risk": ("down", "risk"),
+    "entropy": (None, "entropy"),
+    "test": (None, "test set"),
     "weight": (None, "weight of the first client"),
     "client_seconds": ("down", "client seconds"),
     "server_seconds": ("down", "server seconds"),
@@ -168,15 +175,18 @@ def test_files_have_the_columns_of_the_registry() -> None:
         "timing.csv": records.TIMING_COLUMNS,
         "clients.csv": records.CLIENTS_COLUMNS,
         "weights.csv": records.WEIGHTS_COLUMNS,
-        "reliability.csv": records.RELIABILITY_COLUMNS,
+        "risk.csv": records.RISK_COLUMNS,
+        "entropy.csv": records.ENTROPY_COLUMNS,
         "own.csv": records.OWN_COLUMNS,
         "shift.csv": records.SHIFT_COLUMNS,
         "partition.csv": records.PARTITION_COLUMNS,
     }
-    named = (records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS, records.RELIABILITY)
+    named = (records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS, records.RISK, records.ENTROPY)
     assert set(files) == {*named, records.PARTITION_COUNTS, records.OWN, records.SHIFT}
     for file, names in files.items():
         assert tuple(column.name for column in columns.TABLES[file]) == names, file
+    reliability = [column.name for column in columns.TABLES["reliability.csv"] if not column.of]
+    assert tuple(reliability) == records.RELIABILITY_COLUMNS
 
 
 def header(path: Path) -> list[str]:
@@ -193,7 +203,7 @@ def test_columns_of_a_method_are_registered_as_its_own(method: str, tmp_path: Pa
     written = {name.split("@")[0] for name in header(tmp_path / records.METRICS)}
     assert written - of_others == {column.name for column in own if module in column.of.split(", ")}
     for file in (records.TIMING, records.CLIENTS, records.RELIABILITY):
-        assert header(tmp_path / file) == [column.name for column in columns.TABLES[file]]
+        assert header(tmp_path / file) == [column.name for column in columns.TABLES[file] if not column.of]
 
 
 def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
@@ -211,6 +221,8 @@ def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
     assert {"worst10_mt_ece", "temperature@linearised", "precision_ratio@linearised", "shift_nll"} <= names
     assert {"mt_acc", "worst10_own", "brier@wb", "std_norm@wb", "residual@ea", "ae", "lf", "repaired"} <= names
     assert [name for name in sorted(names) if columns.find(name) is None] == []
+    for file in (records.RELIABILITY, records.RISK):
+        assert header(tmp_path / "own" / file) == [column.name for column in columns.TABLES[file]]
     assert header(tmp_path / "own/own.csv") == [column.name for column in columns.TABLES["own.csv"]]
     assert header(tmp_path / "shift/shift.csv")[:5] == [column.name for column in columns.TABLES["shift.csv"]]
     assert header(tmp_path / "posterior/weights.csv") == [column.name for column in columns.TABLES["weights.csv"]]

@@ -160,7 +160,7 @@ def test_evidence_is_the_integral_over_a_gaussian(structure: str) -> None:
 
 
 def test_the_evidence_of_a_linear_model_finds_the_prior_that_weights_were_drawn_from() -> None:
-    """Weights from N(0, 1/d), each seen with precision h: what is seen is N(0, 1/d + 1/h), the mean h / (h + d) of it."""
+    """Weights are from N(0, 1/d), seen with precision h: as N(0, 1/d + 1/h), the posterior's mean h / (h + d) of it."""
     task = make_task(nn.Linear(400, 5, bias=False))
     rng = torch.Generator().manual_seed(0)
     h, d = 50.0, 4.0
