@@ -643,7 +643,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             name="test",
             label="test set",
-            definition="test examples with an entropy in the range; those of a set of eval.ood have a column of its name",
+            definition="test examples with such an entropy; those of sets of eval.ood in columns of their names",
             direction=None,
         ),
     ),
