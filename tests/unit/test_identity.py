@@ -140,13 +140,11 @@ def test_one_and_one_point_zero_are_the_same_run() -> None:
         ("", "digits_dirichlet-0.1_fola_seed0_3b114cbd"),
         ("local.lr=0.01", "digits_dirichlet-0.1_fola_seed0_578dc20b"),
         (
-            "method=fedavg dataset=mnist partition.alpha=1 seed=3 local.momentum=0.9 "
-            "local.lr=0.01",
+            "method=fedavg dataset=mnist partition.alpha=1 seed=3 local.momentum=0.9 local.lr=0.01",
             "mnist_dirichlet-1_fedavg_seed3_4d9fa1c7",
         ),
         (
-            "method=fvb aggregator=wb model.bayesian_layers=2 eval.also_aggregate=[eaa,gaa_released] "
-            "local.lr=0.01",
+            "method=fvb aggregator=wb model.bayesian_layers=2 eval.also_aggregate=[eaa,gaa_released] local.lr=0.01",
             "digits_dirichlet-0.1_fvb_wb_seed0_3d27966f",
         ),
         (
