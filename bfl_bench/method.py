@@ -6,9 +6,9 @@ generator: that is what makes resuming, parallel engines and tests trivial.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,12 @@ Replies = Iterable[tuple[int, Tensors]]
 
 Weights = Literal["size", "uniform"]
 """How clients weigh in the aggregation: by their number of training examples, or all alike."""
+
+Predictive = Literal["mean", "draws", "linearised"]
+"""How a posterior predicts: its mean alone, parameter draws, or outputs that are linear in the parameters."""
+
+Layers = Literal["all", "last"]
+"""Which layers of a network a Laplace approximation is about; the others stay at their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +152,26 @@ class Needs:
     sgd: bool = False  # local training must be SGD, because the method's algebra is
 
 
+class Laplace(Protocol):
+    """A Gaussian over parameters that waits for a prior: its precision is the data's plus d for every parameter."""
+
+    def draw(self, prior_precision: float, num: int, rng: torch.Generator) -> Iterator[Tensor]:
+        """Yield parameter vectors (P,)."""
+        ...
+
+    def linearise(self, x: Tensor, prior_precisions: Sequence[float], batch_size: int) -> list[Prediction]:
+        """Predict with a network that is linear in its parameters, once for each d."""
+        ...
+
+    def log_evidence(self, prior_precision: float) -> float:
+        """Compute the log marginal likelihood of the data, but for what does not depend on d."""
+        ...
+
+    def compare_with_fisher(self, x: Tensor, y: Tensor) -> float:
+        """Divide the trace of the data's precision by that of the Fisher information of these examples at the mean."""
+        ...
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """The contract. `docs/design.md` shows how to write one; `methods/fedavg.py` is the smallest."""
@@ -201,6 +227,21 @@ class Method(ABC):
 
     def posterior(self, task: Task, state: Tensors) -> Posterior | None:
         """Describe the Gaussian that the server's state is, for `eval.posterior`; None: it is none, or not yet."""
+        return None
+
+    @property
+    def predictives(self) -> tuple[Predictive, ...]:
+        """Name the ways to predict that the method has; the first is that of `predict`."""
+        own = type(self)
+        drawn = own.draws is not Method.draws or own.predict is not Method.predict
+        return ("draws",) if drawn else ("mean",)
+
+    def mean(self, task: Task, model: Tensors) -> Tensor:
+        """Return the parameter vector (P,) that predicts alone, where "mean" is among `predictives`."""
+        return model["params"]
+
+    def laplace(self, task: Task, state: Tensors, layers: Layers) -> Laplace | None:
+        """Return the Laplace approximation around the server's model, where "linearised" is among `predictives`."""
         return None
 
     def alternatives(self) -> Mapping[str, "Method"]:

@@ -1,14 +1,15 @@
-"""What a person sees at the end of a run: the closing table and the two figures."""
+"""What a person sees at the end of a run: the closing table and the figures."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bfl_bench import records
 from bfl_bench.commands.summary import print_summary
-from bfl_bench.report.figures import draw_curves, draw_partition, make_curves
+from bfl_bench.report.figures import draw_curves, draw_partition, draw_uncertainty, make_curves, make_uncertainty
 
 ROW: dict[str, records.Cell] = {
     "round": 4, "ga": 0.11, "la": 0.22, "worst10": 0.33, "nll": 0.44, "ece": 0.55, "brier": 0.66, "train_loss": 0.77,
@@ -100,3 +101,72 @@ def test_closing_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == said
     print_summary({"status": "diverged", "final": None, "best": None}, Path("there"))
     assert capsys.readouterr().out == "\ndiverged: there\n"
+
+
+# The figure of uncertainty
+
+BINS: list[dict[str, records.Cell]] = [
+    {"round": 3, "bin": 1, "count": 1, "confidence": 0.2, "accuracy": 1.0},
+    {"round": 3, "bin": 2, "count": 149, "confidence": 0.6, "accuracy": 0.8},
+    {"round": 3, "bin": 3, "count": 50, "confidence": 0.9, "accuracy": 0.7},
+]
+CALIBRATED = [
+    {**row, "count_calibrated": 100 * number, "confidence_calibrated": 0.7 + number / 10, "accuracy_calibrated": 0.75}
+    for number, row in enumerate(BINS)
+]
+RISK: list[dict[str, records.Cell]] = [{"round": 3, "coverage": 0.5, "risk": 0.1}, {"coverage": 1.0, "risk": 0.2}]
+ENTROPIES: list[dict[str, records.Cell]] = [
+    {"round": 3, "entropy": 0.5, "test": 30, "svhn": 1},
+    {"round": 3, "entropy": 1.5, "test": 10, "svhn": 3},
+]
+SHIFT: list[dict[str, records.Cell]] = [
+    {"severity": s, "accuracy": 0.9 - s / 10, "nll": s, "accuracy@blur": 0.8 - s / 10, "nll@blur": 2 * s}
+    for s in (1, 3, 5)
+]
+
+
+def lines_of(axes: Axes) -> dict[object, tuple[list[float], list[float]]]:
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+
+
+def test_panels_show_what_the_tables_hold() -> None:
+    tables = {
+        records.RELIABILITY: CALIBRATED,
+        records.RISK: RISK,
+        records.ENTROPY: ENTROPIES,
+        records.SHIFT: SHIFT,
+    }
+    figure = make_uncertainty(tables)
+    figure.draw_without_rendering()
+    reliability, risk, entropies, accuracy, loss = figure.axes
+    assert lines_of(reliability)["as predicted"] == ([0.6, 0.9], [0.8, 0.7])  # one of 200 says nothing
+    after = lines_of(reliability)["after temperature"]
+    assert after == (pytest.approx([0.8, 0.9]), [0.75, 0.75])
+    assert lines_of(risk)["most confident first"] == ([0.5, 1.0], [0.1, 0.2])
+    assert lines_of(risk)["any order"][1] == [0.2, 0.2]
+    shares = {patch.get_label(): patch.get_data() for patch in entropies.patches}
+    assert {name: data.values.tolist() for name, data in shares.items()} == {
+        "test set": [0.75, 0.25],
+        "svhn": [0.25, 0.75],
+    }
+    assert shares["svhn"].edges.tolist() == [0, 1, 2]
+    assert lines_of(accuracy) == {
+        "mean": ([1, 3, 5], pytest.approx([0.8, 0.6, 0.4])),
+        "blur": ([1, 3, 5], pytest.approx([0.7, 0.5, 0.3])),
+    }
+    assert lines_of(loss)["blur"] == ([1, 3, 5], [2, 6, 10])
+    for axes in figure.axes:
+        place = axes.get_legend().get_window_extent()
+        assert not place.overlaps(axes.get_window_extent())
+        assert not place.overlaps(axes.xaxis.label.get_window_extent())
+        assert figure.bbox.ymin <= place.ymin
+
+
+def test_the_figure_is_of_the_last_round_and_only_where_something_was_asked_for(tmp_path: Path) -> None:
+    earlier = [{**row, "round": 2, "accuracy": 0.0} for row in BINS]
+    records.Table(tmp_path / records.RELIABILITY, records.RELIABILITY_COLUMNS).append([*earlier, *BINS])
+    draw_uncertainty(tmp_path)
+    assert not (tmp_path / records.UNCERTAINTY_FIGURE).exists()
+    records.Table(tmp_path / records.RISK, records.RISK_COLUMNS).append([{**row, "round": 3} for row in RISK])
+    draw_uncertainty(tmp_path)
+    assert (tmp_path / records.UNCERTAINTY_FIGURE).read_bytes().startswith(b"\x89PNG")

@@ -196,3 +196,41 @@ def test_the_page_names_and_defines_columns_as_the_registry_does(tmp_path: Path)
     assert '<dt data-name="&lt;own&gt;"><code>&lt;own&gt;</code></dt><dd>a column of the method&#x27;s own</dd>' in page
     (title,) = re.findall(r'title="(nll: .*?)"', page)
     assert title == "nll: mean over the test set of -log p(label) under the global model; in nats"
+
+
+def test_the_page_has_the_uncertainty_of_the_last_round_over_seeds(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        folder = make(tmp_path / "runs", "fedavg", seed, 0.2, 0.5)
+        calibrated = ("count_calibrated", "confidence_calibrated", "accuracy_calibrated")
+        tables: dict[str, tuple[tuple[str, ...], list[tuple[float, ...]]]] = {
+            records.RELIABILITY: (
+                (*records.RELIABILITY_COLUMNS, *calibrated),
+                [(2, 1, 9, 0.4, 0.1, 10 + 20 * seed, 0.3, 0.5 + 0.4 * seed)],
+            ),
+            records.RISK: (records.RISK_COLUMNS, [(1, 0.5, 0.9), (2, 0.5, 0.1), (2, 1.0, 0.2 + 0.2 * seed)]),
+            records.SHIFT: (
+                (*records.SHIFT_COLUMNS, "nll@blur"),
+                [(2, 1, 0.8, 1, 0.1, 0.5), (2, 5, 0.4 + 0.2 * seed, 2, 0.2, 0.5)],
+            ),
+            records.ENTROPY: (
+                (*records.ENTROPY_COLUMNS, "svhn"),
+                [(2, 0.5, 30, 1), (2, 1.5, 10, 3 + 4 * seed)],
+            ),
+        }
+        for name, (columns, lines) in tables.items():
+            records.write_table(folder / name, columns, lines)
+    (row,) = data_of(make_page(tmp_path / "runs"))["rows"]
+    assert row["calibrated"] == [[0.3, 0.8, 40]]
+    assert row["risk"] == {"risk": [[0.5, 0.1], [1, 0.3]]}
+    assert row["shift"] == {"accuracy": [[1, 0.8], [5, 0.5]], "nll": [[1, 1], [5, 2]], "ece": [[1, 0.1], [5, 0.2]]}
+    assert row["entropy"] == {
+        "test": [[0.5, 0.75], [1.5, 0.25]],
+        "svhn": [[0.5, round(2 / 12, 5)], [1.5, round(10 / 12, 5)]],
+    }
+
+
+def test_runs_without_these_files_have_no_uncertainty(tmp_path: Path) -> None:
+    make(tmp_path / "runs", "fedavg", 0, 0.2, 0.5)
+    (row,) = data_of(make_page(tmp_path / "runs"))["rows"]
+    assert (row["risk"], row["shift"], row["entropy"]) == ({}, {}, {})
+    assert [bin_[2] for bin_ in row["calibrated"]] == [0, 0]

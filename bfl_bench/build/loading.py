@@ -13,6 +13,7 @@ from bfl_bench import records
 from bfl_bench.aggregators.algebra import Gaussian
 from bfl_bench.build.parts import is_own
 from bfl_bench.build.planning import Plan, plan
+from bfl_bench.data.corruptions import Pixels
 from bfl_bench.data.dataset import Dataset, Split
 from bfl_bench.data.partition import Natural, Partition, deal_test, hold_out, indices_of
 from bfl_bench.data.partition.partition import Ints
@@ -21,6 +22,7 @@ from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import TEST, VALIDATION, EvaluationSet, Worker
 from bfl_bench.errors import ConfigError, RunError, UnsuitableError
 from bfl_bench.identity import RUNS, fill_in, read_config
+from bfl_bench.inference.laplace import check_laplace
 from bfl_bench.likelihood import Categorical
 from bfl_bench.method import DataInfo, ServerData, Task, Tensors
 from bfl_bench.models.flat import FlatModel
@@ -61,6 +63,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         seed=settings.seed,
         rounds=settings.rounds,
         reference_posterior=reference,
+        pixels=_find_images(plan, dataset),
     ).to(plan.device)
     experiment = Experiment(
         worker=worker,
@@ -96,9 +99,12 @@ def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: 
         server_data=None if asked == "none" else server_data,
     )
     plan.engine.check(plan.device)
+    linearised = "linearised" in (plan.eval.predictive, *plan.eval.also_predict)
     for method in (plan.method, *plan.alternatives.values()):
         try:
             method.check(task)
+            if linearised or plan.eval.laplace_layers == "last":
+                check_laplace(task)
         except UnsuitableError as error:
             name = {"model": plan.model_name, "dataset": plan.dataset.name}[error.key]
             raise ConfigError(error.key, name, f"{error.needed} for method {method.name}") from None
@@ -163,6 +169,15 @@ def _foreign_sets(plan: Plan, dataset: Dataset, data_dir: Path) -> dict[str, Eva
             raise ConfigError("eval.ood", name, allowed)
         sets[name] = EvaluationSet(test, foreign=True)
     return sets
+
+
+def _find_images(plan: Plan, dataset: Dataset) -> Pixels | None:
+    """Tell how to corrupt the test images, where eval.shift asks for it."""
+    if not plan.eval.shift:
+        return None
+    if plan.pixels is None or len(dataset.input_shape) != 3:
+        raise ConfigError("eval.shift", plan.eval.shift, f"[]; dataset {plan.dataset.name} has no images of pixels")
+    return plan.pixels
 
 
 def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints] | None]:

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args, get_type_hints
 
 from bfl_bench.checks import check_arguments
+from bfl_bench.data.corruptions import Pixels
 from bfl_bench.data.dataset import DatasetConfig
 from bfl_bench.engines.worker import TEST, VALIDATION
 from bfl_bench.errors import ConfigError
@@ -86,6 +87,13 @@ def construct_foreign(config: Mapping[str, Any]) -> dict[str, DatasetConfig]:
         values |= {key: own[key] for key in ("mean", "std") if key in values and key in own}
         made[name] = construct("dataset", {"dataset": values})
     return made
+
+
+def find_pixels(dataset: Mapping[str, Any]) -> Pixels | None:
+    """Tell how a dataset's images in [0, 1] become network inputs, where its config does."""
+    if not isinstance(dataset.get("mean"), list) or not isinstance(dataset.get("std"), list):
+        return None
+    return Pixels(tuple(dataset["mean"]), tuple(dataset["std"]))
 
 
 def split_model(node: Mapping[str, Any]) -> tuple[GaussianSettings | None, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,9 +16,11 @@ from bfl_bench.build.parts import (
     construct_foreign,
     construct_method,
     construct_section,
+    find_pixels,
     split_model,
 )
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
+from bfl_bench.data.corruptions import CORRUPTIONS, Pixels
 from bfl_bench.data.dataset import DatasetConfig
 from bfl_bench.data.partition import Natural, PartitionConfig
 from bfl_bench.engines.worker import Engine, EvalSettings
@@ -72,6 +74,7 @@ class Plan:
     method: Method
     alternatives: dict[str, Method]  # the method with the rules of eval.also_aggregate
     foreign: dict[str, DatasetConfig]  # the datasets of eval.ood
+    pixels: Pixels | None  # of the dataset's images
     engine: Engine
     observers: list[Observer]
     local: LocalSettings
@@ -146,6 +149,8 @@ def plan(config: Mapping[str, Any]) -> Plan:
     _check_steps(method, made["local"], made["server"])
     if made["eval"].posterior and type(method).posterior is Method.posterior:
         raise ConfigError("eval.posterior", True, f"false; the state of method {method.name} is no Gaussian")
+    _check_predictives(method, made["eval"])
+    made["eval"] = _name_corruptions(made["eval"])
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,
@@ -162,6 +167,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
         method=method,
         alternatives=construct_alternatives(method, config),
         foreign=construct_foreign(config),
+        pixels=find_pixels(config["dataset"]),
         engine=construct("engine", config),
         observers=[] if config["observer"].get("name") == "none" else [construct("observer", config)],
         **made,
@@ -176,3 +182,41 @@ def _check_steps(method: Method, local: LocalSettings, server: ServerStep) -> No
         key, got = ("server.rule", server.rule) if server.rule != "sgd" else ("server.momentum", server.momentum)
         allowed = f"{'sgd' if key == 'server.rule' else 0}; the state of method {method.name} is not a point"
         raise ConfigError(key, got, allowed)
+
+
+WITHOUT_DRAWS = (1, 10)
+"""Values of eval.draws and eval.local_draws that say nothing where nothing is drawn: one draw, and the default."""
+
+
+def _check_predictives(method: Method, settings: EvalSettings) -> None:
+    """Refuse ways to predict that the method does not have, and options that would have no effect."""
+    own, *others = method.predictives
+    ways = ", ".join(method.predictives)
+    if settings.predictive not in ("auto", *method.predictives):
+        raise ConfigError("eval.predictive", settings.predictive, f"auto, {ways}; method {method.name} has no other")
+    for kind in settings.also_predict:
+        if kind not in method.predictives:
+            raise ConfigError("eval.also_predict", kind, f"{ways}; method {method.name} has no other")
+    chosen = own if settings.predictive == "auto" else settings.predictive
+    kinds = {chosen, *settings.also_predict}
+    if not ("linearised" in others and kinds - {"mean"}):
+        for key, neutral in (("prior_precision", "auto"), ("laplace_layers", "all")):
+            if (value := getattr(settings, key)) != neutral:
+                needed = "eval.predictive or eval.also_predict have draws or linearised of a Laplace approximation"
+                raise ConfigError(f"eval.{key}", value, f"{neutral} unless {needed}")
+    drawing = {"draws": "draws" in kinds, "local_draws": own == chosen == "draws"}
+    for key, drawn in drawing.items():
+        value = getattr(settings, key)
+        if not drawn and value not in WITHOUT_DRAWS:
+            nothing = f"method {method.name} draws nothing" + (" unless eval.predictive=draws" if others else "")
+            raise ConfigError(f"eval.{key}", value, f"10, the default; {nothing}")
+
+
+def _name_corruptions(settings: EvalSettings) -> EvalSettings:
+    """Check the names in eval.shift, where `all` stands for all of them."""
+    for name in settings.shift:
+        if name not in (*CORRUPTIONS, "all"):
+            raise ConfigError("eval.shift", name, ", ".join([*CORRUPTIONS, "all"]))
+    if settings.shift and not settings.severities:
+        raise ConfigError("eval.severities", [], "at least one of 1 to 5 with eval.shift")
+    return replace(settings, shift=list(CORRUPTIONS)) if "all" in settings.shift else settings

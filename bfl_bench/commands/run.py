@@ -134,7 +134,7 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
 
     from bfl_bench import build, records
     from bfl_bench.commands.summary import print_summary
-    from bfl_bench.report.figures import draw_curves, draw_partition
+    from bfl_bench.report.figures import draw_curves, draw_partition, draw_uncertainty
     from bfl_bench.run.loop import run
     from bfl_bench.run.observers import show_progress
 
@@ -147,6 +147,7 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         summary = finished_summary(folder, resolved)
         if summary is not None:
             if not (folder / records.CURVES_FIGURE).exists():  # killed between the last round and the figure
+                draw_uncertainty(folder)
                 draw_curves(folder)
             changed = _changed_code(folder, resolved)
             code = f" with other code of {', '.join(changed)}" if changed else ""
@@ -168,6 +169,7 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         _describe_run(folder, plan, resolved, partition, counts)
         summary = run(experiment, folder, [show_progress(bar), *plan.observers])
         draw_partition(counts, folder)
+        draw_uncertainty(folder)
         draw_curves(folder)
     print_summary(summary, folder, brief=sweep, stand_in=stand_in)
     return _outcome_of_summary(summary)

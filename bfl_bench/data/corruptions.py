@@ -8,12 +8,27 @@ means the same on every device. `corrupt` is what to call: it also clips the val
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bfl_bench.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How images in [0, 1] became network inputs: (x - mean) / std, channel by channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def corrupt(self, x: Tensor, corruption: str, severity: int, generator: torch.Generator) -> Tensor:
+        """Corrupt network inputs (n, c, h, w) as the images that they were made of, and make such of these again."""
+        mean, std = (torch.tensor(values).to(x).view(-1, 1, 1) for values in (self.mean, self.std))
+        images = (x * std + mean).clamp(0, 1)  # which rounding may have left
+        return (corrupt(images, corruption, severity, generator) - mean) / std
 
 
 def corrupt(x: Tensor, corruption: str, severity: int, generator: torch.Generator) -> Tensor:

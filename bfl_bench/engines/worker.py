@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from bfl_bench.aggregators.algebra import Gaussian
-from bfl_bench.checks import AtLeast
+from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.data.corruptions import Pixels
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError
-from bfl_bench.likelihood import Prediction, Scores
-from bfl_bench.method import Client, Method, Task, Tensors
+from bfl_bench.likelihood import Prediction, Scores, average
+from bfl_bench.method import Client, Layers, Method, Predictive, Task, Tensors
 from bfl_bench.rng import stream
 
 TEST, VALIDATION = "test", "validation"
@@ -31,11 +32,18 @@ class EvalSettings:
     batch_size: Annotated[int, AtLeast(1)]
     draws: Annotated[int, AtLeast(1)]
     local_draws: Annotated[int, AtLeast(1)]
+    local_share: Annotated[float, Between(0.001, 1)]
+    predictive: Literal["auto"] | Predictive
+    also_predict: list[Predictive]
+    prior_precision: Literal["auto", "evidence"] | Annotated[float, Above(0)]
+    laplace_layers: Layers
     ece_bins: Annotated[int, AtLeast(1)]
     nll_epsilon: Annotated[float, AtLeast(0)]
     uncertainty: bool
     posterior: bool
     ood: dict[str, Any]  # names of datasets, and their configs
+    shift: list[str]
+    severities: list[Annotated[int, Between(1, 5)]]
     also_aggregate: dict[str, Any]  # names of rules, and their configs
     weight_rounds: list[Annotated[int, AtLeast(1)]]
     weight_points: Annotated[int, AtLeast(2)]
@@ -91,6 +99,7 @@ class Worker:
     seed: int
     rounds: int
     reference_posterior: Gaussian | None = field(default=None)  # taken as the true one
+    pixels: Pixels | None = field(default=None)  # how test images became network inputs, where these are corrupted
 
     def run(self, broadcast: Tensors, job: Job) -> Reply:
         started = time.perf_counter()
@@ -128,7 +137,17 @@ class Worker:
         return replace(self.task, local=replace(local, lr=local.lr * factor))
 
     def predict(self, method: Method, model: Tensors, x: Tensor, num: int, rng: torch.Generator) -> Prediction:
+        """Predict as the method does, or by the mean alone where `eval.predictive` says so."""
+        if self.settings.predictive == "mean":
+            return self.predict_by_mean(method, model, x)
         return method.predict(self.task, model, x, num, self.settings.batch_size, rng)
+
+    def predict_by_mean(self, method: Method, model: Tensors, x: Tensor) -> Prediction:
+        return self.mix([method.mean(self.task, model)], x)
+
+    def mix(self, draws: Iterable[Tensor], x: Tensor) -> Prediction:
+        """Predict with parameter vectors (P,), all alike."""
+        return average(self.task.model, draws, x, self.settings.batch_size, self.task.likelihood.mixture())
 
     def score(self, prediction: Prediction, labels: Tensor) -> Scores:
         return self.task.likelihood.score(prediction, labels, self.settings.ece_bins, self.settings.nll_epsilon)
@@ -138,12 +157,12 @@ class Worker:
         x, rng = self.sets[name].split.x, stream(self.seed, "evaluate", round_)
         return self.predict(method, state, x, self.settings.draws, rng)
 
-    def score_global(self, name: str, method: Method, state: Tensors, round_: int) -> Scores:
-        return self.score(self.predict_global(name, method, state, round_), self.sets[name].split.y)
-
     def _score_local(self, model: Tensors, names: tuple[str, int, int], examples: Tensor | None) -> Scores:
-        """Score a local model on the test set, or on these examples of it."""
+        """Score a local model on `eval.local_share` of the test set, or on these examples of it."""
         split = self.sets[TEST].split
+        if examples is None and self.settings.local_share < 1:
+            order = torch.randperm(len(split), generator=stream(self.seed, "local_share"))
+            examples = order[: math.ceil(self.settings.local_share * len(split))].sort().values.to(split.y.device)
         x, y = (split.x, split.y) if examples is None else (split.x[examples], split.y[examples])
         rng = stream(self.seed, *names, "evaluate")
         return self.score(self.predict(self.method, model, x, self.settings.local_draws, rng), y)

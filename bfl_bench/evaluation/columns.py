@@ -45,6 +45,15 @@ _POSTERIOR = "runs with eval.posterior whose state is a Gaussian"
 _MOVED = "runs with eval.posterior whose state is a Gaussian from the start"
 _CALIBRATED = "runs with eval.uncertainty and validation examples"
 _OWN_COVERED = "runs with eval.uncertainty and validation examples, whose clients have test examples of their own"
+_OWN_UNCERTAINTY = "runs with eval.uncertainty, whose clients have test examples of their own"
+_LAPLACE = "runs of fola and fedlpa with draws or linearised in eval.predictive or eval.also_predict"
+_SHIFTED = "runs with eval.shift, in the last round"
+PREDICTIVES = {
+    "mean": "if the mean of the posterior predicted alone",
+    "draws": "if parameter draws from the posterior predicted",
+    "linearised": "if the posterior predicted through the network linearised at its mean",
+}
+"""What follows the @ of columns of eval.also_predict."""
 _SCORES = {
     "confidence": "1 - confidence",
     "entropy": "the entropy of the prediction",
@@ -367,6 +376,26 @@ TABLES: Mapping[str, Sequence[Column]] = {
             unit="share",
             of=_OWN_COVERED,
         ),
+        Column(
+            name="mt_ece",
+            label="MT calibration error",
+            definition="what ece is, of each client's own model on its own test examples, averaged like mt_acc",
+            direction="down",
+            unit="share",
+            of=_OWN_UNCERTAINTY,
+        ),
+        *(
+            Column(
+                name=f"worst10_{model}_{score}",
+                label=f"worst 10 % of clients, {model.upper()} {what}",
+                definition=f"mean of the highest tenth, rounded up, of the {whose} {score} on own test examples",
+                direction="down",
+                unit="nats" if score == "nll" else "share",
+                of=_OWN_UNCERTAINTY,
+            )
+            for model, whose in (("s", "global model's"), ("mt", "clients' own models'"))
+            for score, what in (("nll", "loss"), ("ece", "calibration error"))
+        ),
     ),
     "metrics.csv, out of distribution": _FOREIGN,
     "metrics.csv, posteriors": (
@@ -405,6 +434,35 @@ TABLES: Mapping[str, Sequence[Column]] = {
             direction=None,
             unit="nats",
             of=f"{_POSTERIOR}, with a prior",
+        ),
+    ),
+    "metrics.csv, shift": tuple(
+        Column(
+            name=f"shift_{name}",
+            label=f"{_VALIDATED[name]} under shift",
+            definition=f"what {name} is, on corrupted test images, averaged over eval.shift and eval.severities",
+            direction="up" if name == "ga" else "down",
+            unit="nats" if name == "nll" else "share",
+            of=_SHIFTED,
+        )
+        for name in ("ga", "nll", "ece")
+    ),
+    "metrics.csv, predictives": (
+        Column(
+            name="prior_precision",
+            label="prior precision",
+            definition="d that is added to the precision of every parameter; as eval.prior_precision says, chosen in "
+            "the round among 1, 3.16, 10, ..., 1e6",
+            direction=None,
+            of=_LAPLACE,
+        ),
+        Column(
+            name="precision_ratio",
+            label="precision over Fisher",
+            definition="trace of the server's precision divided by that of the empirical Fisher information of the "
+            "validation examples at the server's mean",
+            direction=None,
+            of=f"{_LAPLACE}, and validation examples",
         ),
     ),
     "metrics.csv, methods": (
@@ -595,6 +653,108 @@ TABLES: Mapping[str, Sequence[Column]] = {
             direction=None,  # calibrated is what agrees with the confidence
             unit="share",
         ),
+        *(
+            Column(
+                name=f"{name}_calibrated",
+                label=f"{name} after temperature",
+                definition=f"what {name} is, after the temperature",
+                direction=None,
+                of=_CALIBRATED,
+            )
+            for name in ("count", "confidence", "accuracy")
+        ),
+    ),
+    "risk.csv": (
+        _ROUND,
+        Column(
+            name="coverage",
+            label="coverage",
+            definition="share of the test examples that are kept, the most confident ones, from 0.01 to 1",
+            direction=None,
+            unit="share",
+        ),
+        Column(
+            name="risk",
+            label="risk",
+            definition="share of errors among these",
+            direction="down",
+            unit="share",
+        ),
+    ),
+    "entropy.csv": (
+        _ROUND,
+        Column(
+            name="entropy",
+            label="entropy",
+            definition="middle of a range of entropies of predictions, 30 of which go from 0 to log C",
+            direction=None,
+            unit="nats",
+        ),
+        Column(
+            name="test",
+            label="test set",
+            definition="test examples with such an entropy; those of sets of eval.ood in columns of their names",
+            direction=None,
+        ),
+    ),
+    "own.csv": (
+        _ROUND,
+        _CLIENT,
+        Column(name="examples", label="test examples", definition="test examples of the client's own", direction=None),
+        *(
+            Column(
+                name=f"{model}_{score}",
+                label=f"{model.upper()} {label}",
+                definition=f"{what} of {whose} on these examples",
+                direction="up" if score == "accuracy" else "down",
+                unit="nats" if score == "nll" else "share",
+            )
+            for model, whose in (("s", "the global model"), ("mt", "the client's own model"))
+            for score, label, what in (
+                ("accuracy", "accuracy of a client", "accuracy"),
+                ("nll", "loss of a client", "mean of -log p(label)"),
+                ("ece", "calibration error", "expected calibration error"),
+            )
+            if (model, score) != ("mt", "ece")
+        ),
+        Column(
+            name="mt_ece",
+            label="MT calibration error",
+            definition="expected calibration error of the client's own model on these examples",
+            direction="down",
+            unit="share",
+        ),
+    ),
+    "shift.csv": (
+        _ROUND,
+        Column(
+            name="severity",
+            label="severity",
+            definition="how strong the corruptions are, from 1 to 5; data/corruptions.py has the constants",
+            direction=None,
+        ),
+        Column(
+            name="accuracy",
+            label="accuracy",
+            definition="that of the global model on the test images of this severity, averaged over the corruptions of "
+            "eval.shift; of one of them in columns such as accuracy@blur",
+            direction="up",
+            unit="share",
+        ),
+        Column(
+            name="nll",
+            label="negative log-likelihood",
+            definition="likewise",
+            direction="down",
+            unit="nats",
+        ),
+        Column(
+            name="ece",
+            label="expected calibration error",
+            definition="likewise",
+            direction="down",
+            unit="share",
+        ),
     ),
     "weights.csv": (
         _ROUND,
@@ -692,7 +852,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
         ),
     ),
 }
-"""By file; of metrics.csv in three parts. The columns stand in the order of the files."""
+"""By file; of metrics.csv in several parts. The columns stand in the order of the files."""
 
 METRICS = tuple(
     column
@@ -709,8 +869,8 @@ _BY_NAME = {column.name: column for group in list(TABLES.values())[::-1] for col
 def find(name: str) -> Column | None:
     """Look up a column; None for a name that is not registered.
 
-    `nll@eaa` is the column before the @ under another rule or solver. Where several files have a column of the name, it
-    is that of the first in `TABLES`, so that metrics.csv goes before all others.
+    `nll@eaa` is the column before the @ under another rule, solver or way to predict. Where several files have a column
+    of the name, it is that of the first in `TABLES`, so that metrics.csv goes before all others.
     """
     base, _, rule = name.partition("@")
     column = _BY_NAME.get(base)
@@ -718,6 +878,9 @@ def find(name: str) -> Column | None:
         return column
     if column in _FOREIGN:
         return replace(column, name=name, label=f"{column.label}, {rule}", definition=f"{column.definition}; on {rule}")
+    if rule in PREDICTIVES:
+        definition = f"{column.definition}, {PREDICTIVES[rule]}"
+        return replace(column, name=name, label=f"{column.label} by {rule}", definition=definition)
     definition = f"{column.definition}, if the same replies were combined by {rule}"
     return replace(column, name=name, label=f"{column.label} under {rule}", definition=definition)
 

@@ -122,6 +122,26 @@ def inputs_and_slopes(task: Task, layers: list[Layer], x: Tensor, y: Tensor) -> 
         yield layer, layer.rows(recorded[layer.name][0]), slopes
 
 
+def inputs_and_jacobians(
+    model: FlatModel, layers: list[Layer], x: Tensor
+) -> tuple[Tensor, list[tuple[Layer, Tensor, Tensor]]]:
+    """Compute the network's outputs (n, C), and of each layer its inputs and the outputs' derivatives by its own.
+
+    Inputs are (n, positions, in + 1), derivatives (n, C, positions, out): that of output c of example i with respect to
+    M is the sum over positions of derivatives[i, c] inputs[i]^T.
+    """
+    with _recorded(layers) as recorded:
+        outputs = model(x)
+        own = [recorded[layer.name][1] for layer in layers]
+        rows = [torch.autograd.grad(outputs[:, c].sum(), own, retain_graph=True) for c in range(outputs.shape[1])]
+    found = []
+    for number, layer in enumerate(layers):
+        derivatives = torch.stack([row[number] for row in rows], dim=1)  # (n, C, out) or (n, C, out, height, width)
+        derivatives = derivatives[:, :, None] if derivatives.dim() == 3 else derivatives.flatten(3).transpose(2, 3)
+        found.append((layer, layer.rows(recorded[layer.name][0]), derivatives))
+    return outputs.detach(), found
+
+
 @contextmanager
 def _recorded(layers: list[Layer]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
     """While it lasts, a forward pass leaves here the inputs and the outputs of each layer."""
@@ -189,6 +209,10 @@ class Posteriors:
         stacked_b, stacked_a = self._stacked
         return (stacked_b @ matrix).view(len(matrix), -1) @ stacked_a
 
+    def mean_factor(self, factors: Tensor) -> Tensor:
+        """sum_k p_k A_k, or of B_k."""
+        return torch.einsum("k,kij->ij", self.weights, factors)
+
     def right_side(self) -> Tensor:
         """sum_k p_k B_k M_k A_k."""
         return torch.einsum("k,kij->ij", self.weights, self.b @ self.means @ self.a)
@@ -200,7 +224,7 @@ class Posteriors:
 
     def approximate_inverse(self) -> Callable[[Tensor], Tensor]:
         """R -> (sum p B)^-1 R (sum p A)^-1, as if A and B were independent: eq. 35 with weights that sum to one."""
-        mean_a, mean_b = (torch.einsum("k,kij->ij", self.weights, factor) for factor in (self.a, self.b))
+        mean_a, mean_b = self.mean_factor(self.a), self.mean_factor(self.b)
         root_a, root_b = torch.linalg.cholesky(mean_a), torch.linalg.cholesky(mean_b)
         return lambda right: torch.cholesky_solve(torch.cholesky_solve(right, root_b).T, root_a).T
 

@@ -33,7 +33,7 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.ivon import Ivon
 from bfl_bench.inference.train import Gradient, train
-from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Method, Needs, Predictive, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Swinging:
 
 @dataclass(frozen=True)
 class FedIvon(Method):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
     needs: ClassVar[Needs] = Needs(sgd=True)
 
     aggregator: Rule | None  # None: the paper's, on curvatures

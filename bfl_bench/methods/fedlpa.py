@@ -13,7 +13,7 @@ aggregated model and nothing else is carried over.
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ from torch import Tensor
 from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import Above, AtLeast
 from bfl_bench.inference import kronecker
+from bfl_bench.inference.laplace import LaplacePosterior, kronecker_laplace
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
-from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Layers, Method, Predictive, Replies, Task, Tensors, Update
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ Solver = Literal["cg", "gd", "ea"]
 
 @dataclass(frozen=True)
 class FedLpa(PointMethod):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("mean", "draws", "linearised")
+
     solver: Solver
     damping: Annotated[float, Above(0)]
     damping_norm: kronecker.Norm
@@ -71,7 +74,7 @@ class FedLpa(PointMethod):
             mean.add(message["params"], weights[-1])
         aggregated = mean.result()  # of what is in no layer, such as statistics of the network
         shares = torch.tensor(weights, dtype=torch.float64, device=aggregated.device) / sum(weights)
-        residual, num_steps, num_unsolved = 0.0, 0, 0
+        residual, num_steps, num_unsolved, factors = 0.0, 0, 0, Tensors()
         for layer in kronecker.find_layers(task.model):
             a, b = (_stack(messages, f"{layer.name}.{factor}") for factor in "AB")
             means = torch.stack([layer.read(message["params"].double()) for message in messages])
@@ -82,8 +85,17 @@ class FedLpa(PointMethod):
             layer.write(aggregated, matrix)
             residual, num_steps = max(residual, posteriors.residual(matrix)), num_steps + steps
             num_unsolved += bool(alarm)
+            factors |= {
+                f"{layer.name}.{name}": posteriors.mean_factor(each).float() for name, each in (("A", a), ("B", b))
+            }
         found = {"residual": residual, "solver_steps": num_steps, "unsolved_layers": num_unsolved}
-        return task.server.move(state, aggregated), {name: float(value) for name, value in found.items()}
+        return task.server.move(state, aggregated) | factors, {name: float(value) for name, value in found.items()}
+
+    def laplace(self, task: Task, state: Tensors, layers: Layers) -> LaplacePosterior:
+        """Predict with the precision as if A and B were independent over clients, sum p A x sum p B (Appendix E)."""
+        names = [layer.name for layer in kronecker.find_layers(task.model)]
+        factors = {name: (state[f"{name}.A"], state[f"{name}.B"]) for name in names}
+        return kronecker_laplace(task, state["params"], factors, sum(task.sizes), layers)
 
     def _solve(self, posteriors: kronecker.Posteriors) -> tuple[Tensor, int, str]:
         """Return the mean of the product, the number of steps, and a sentence where the solver did not do its work."""

@@ -22,7 +22,7 @@ are zero, as at a pixel that is black in all images, the mean is the plain avera
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,12 +39,15 @@ from bfl_bench.inference.curvature import (
     mean_hessian,
     mean_squared_gradient,
 )
+from bfl_bench.inference.laplace import LaplacePosterior, laplace
 from bfl_bench.inference.train import train
-from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Layers, Method, Predictive, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
 class Fola(Method):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("mean", "draws", "linearised")
+
     aggregator: Rule | None  # None: the product of Gaussians, on precisions
     prior_loss: bool
     prior_weight: Annotated[float, AtLeast(0)]
@@ -155,6 +158,9 @@ class Fola(Method):
         if (similarity := cosine.result()) is not None:
             metrics["precision_cosine"] = similarity
         return new, metrics
+
+    def laplace(self, task: Task, state: Tensors, layers: Layers) -> LaplacePosterior:
+        return laplace(task, state["params"], sum(task.sizes) * state["precision"], layers)
 
     def _curvature_at(self, vector: Tensor, task: Task, client: Client, rng: torch.Generator) -> tuple[Tensor, int]:
         """The curvature of the client's loss at `vector`, in this method's structure, and how much was repaired."""

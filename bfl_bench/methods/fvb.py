@@ -34,11 +34,12 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.train import train
 from bfl_bench.inference.variational import Prior, choose_optimizer, describe, draw, settings_of
-from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Method, Needs, Predictive, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
 class Fvb(Method):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
     needs: ClassVar[Needs] = Needs(gaussian_layers=True)
 
     aggregator: Rule

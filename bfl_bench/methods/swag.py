@@ -17,7 +17,7 @@ Deviations: the authors' code divides A by sqrt(rank - 1) even as long as it has
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,15 @@ from bfl_bench.errors import UnsuitableError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
-from bfl_bench.method import Client, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Predictive, Replies, Task, Tensors, Update
 
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True)
 class Swag(PointMethod):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
+
     iterates: Literal["server", "clients"]
     start_round: Annotated[int, AtLeast(1)]
     every: Annotated[int, AtLeast(1)]
@@ -121,6 +123,12 @@ class Swag(PointMethod):
             drawn = params.clone()
             drawn[: len(mean)] = mean.to(params.dtype) + self.scale**0.5 * noise
             yield drawn
+
+    def mean(self, task: Task, model: Tensors) -> Tensor:
+        params = model["params"].clone()
+        if "collected" in model and model["collected"] > 0:
+            params[: len(model["mean"])] = model["mean"].to(params.dtype)
+        return params
 
     def posterior(self, task: Task, state: Tensors) -> Posterior | None:
         """Without the part of low rank; a draw has `scale` times the covariance."""

@@ -9,16 +9,16 @@ travels to the server, which multiplies. With `private: lateral` a client also h
 Deviations: training is SGD on means; log variances take natural-gradient steps (`variance_rate`), with null and in
 method `virtual_published` SGD, too, which does not move them; `natural_lr` is SGD on natural parameters, as released.
 Sites start as s^(1/K) of the initial s, so that their product is the server's posterior in every round, unless messages
-are pruned; the step of the server (`server.lr`) is taken by sites and server alike. Of a pruned message the client keeps
-everything, as released. Gates of the lateral connections: one per layer, or as released one per unit
-(`lateral_units`). MT is of a client's model as trained, not damped; `own_model: damped` is the released code's.
-Points, such as biases, are averaged. Where a cavity or the server would be improper, its precision is
-`min_precision` and its mean the server's; these are counted.
+are pruned; sites and server take the same step (`server.lr`). Of a pruned message the client keeps everything, as
+released. Gates of the lateral connections: one per layer, or as released one per unit (`lateral_units`). MT is of a
+client's model as trained, not damped; `own_model: damped` is the released code's. Points, such as biases, are averaged.
+Where a cavity or the server would be improper, its precision is `min_precision` and its mean the server's; these are
+counted.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,12 +30,14 @@ from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference import sites
 from bfl_bench.inference.train import train
 from bfl_bench.inference.variational import Prior, choose_optimizer, describe, draw
-from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Method, Needs, Predictive, Replies, Task, Tensors, Update
 from bfl_bench.models.lateral import count_shared
 
 
 @dataclass(frozen=True)
 class Virtual(Method):
+    predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
+
     private: Literal["lateral", "lateral_units", "none"]
     beta: Annotated[float, AtLeast(0)]
     prior_variance: Annotated[float, Above(0)]

@@ -123,6 +123,10 @@ def _describe(row: Row, spread: Spread) -> dict[str, Any]:
         "seeds": len(runs),
         "curves": _curves(runs, spread),
         "reliability": _reliability(runs),
+        "calibrated": _reliability(runs, "_calibrated"),
+        "risk": _mean_lines(runs, records.RISK, "coverage", ("risk",)),
+        "shift": _mean_lines(runs, records.SHIFT, "severity", ("accuracy", "nll", "ece")),
+        "entropy": _entropies(runs),
         "clients": _clients(runs),
         "seconds": _interval(timed, spread),
         "final": {name: _interval(row.values(name).values(), spread, 10) for name in FINAL},
@@ -180,14 +184,44 @@ def _last_round(path: records.Place) -> list[dict[str, float]]:
     return [{key: float(cell or "nan") for key, cell in line.items()} for line in found]
 
 
-def _reliability(runs: Sequence[Run]) -> list[list[float]]:
+def _mean_lines(runs: Sequence[Run], file: str, by: str, names: Sequence[str]) -> dict[str, list[list[float]]]:
+    """Points of the last round of a table, their heights averaged over the seeds."""
+    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
+    for run in runs:
+        for line in _last_round(run.folder / file):
+            for name, points in found.items():
+                points.setdefault(line[by], []).append(line[name])
+    return {
+        name: [[x, float(f"{sum(heights) / len(heights):.5g}")] for x, heights in sorted(points.items())]
+        for name, points in found.items()
+        if points
+    }
+
+
+def _entropies(runs: Sequence[Run]) -> dict[str, list[list[float]]]:
+    """The share of each set's examples by entropy, over all seeds; the test set first."""
+    sums: dict[str, dict[float, float]] = {}
+    for run in runs:
+        for line in _last_round(run.folder / records.ENTROPY):
+            for name, count in line.items():
+                if name not in ("round", "entropy"):
+                    counts = sums.setdefault(name, {})
+                    counts[line["entropy"]] = counts.get(line["entropy"], 0.0) + count
+    return {
+        name: [[round(x, 4), round(count / (sum(counts.values()) or 1), 5)] for x, count in counts.items()]
+        for name, counts in sums.items()
+    }
+
+
+def _reliability(runs: Sequence[Run], suffix: str = "") -> list[list[float]]:
     """Confidence, accuracy and count of each bin, over all seeds."""
     bins: dict[float, list[float]] = {}
     for run in runs:
         for line in _last_round(run.folder / records.RELIABILITY):
             sums = bins.setdefault(line["bin"], [0.0, 0.0, 0.0])
-            for i, value in enumerate((line["confidence"], line["accuracy"], 1.0)):
-                sums[i] += line["count"] * value
+            if f"count{suffix}" in line:
+                for i, value in enumerate((line[f"confidence{suffix}"], line[f"accuracy{suffix}"], 1.0)):
+                    sums[i] += line[f"count{suffix}"] * value
     return [
         [round(s[0] / s[2], 4), round(s[1] / s[2], 4), s[2]] if s[2] else [0, 0, 0] for _, s in sorted(bins.items())
     ]

@@ -12,12 +12,14 @@ import torch
 from bfl_bench import records
 from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_finite
 from bfl_bench.errors import DivergedError, PartError
+from bfl_bench.likelihood import Bin, Prediction
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
-from bfl_bench.run import probes, uncertainty
+from bfl_bench.run import probes, shift, uncertainty
 from bfl_bench.run.checkpoint import CheckpointFolder
 from bfl_bench.run.observers import Observer, RunInfo
 from bfl_bench.run.personal import Personal
+from bfl_bench.run.predicting import Predictor
 from bfl_bench.run.recorder import Measured, Notes, Recorder, Row, num_bytes, set_values, write_summary
 
 
@@ -157,7 +159,8 @@ class _Course:
         worker = self._worker
         if not self._is_due(round_, worker.settings.every):
             return None
-        predictions = {name: worker.predict_global(name, worker.method, self._state, round_) for name in worker.sets}
+        predictor = Predictor.of(worker, worker.method, self._state, round_)
+        predictions = {name: predictor.predict(set_.split.x) for name, set_ in worker.sets.items()}
         labelled = {name: set_.split.y for name, set_ in worker.sets.items() if not set_.foreign}
         scores = {name: worker.score(predictions[name], y) for name, y in labelled.items()}
         check_finite({"test NLL": scores[TEST].values["nll"]}, f"round {round_}, server")
@@ -165,6 +168,10 @@ class _Course:
         row |= probes.describe_state(worker, worker.method, self._state)
         if self._personal is not None:
             row |= self._personal.row(scores[TEST])
+            if worker.settings.uncertainty:
+                own = self._personal.describe_clients(predictions[TEST])
+                self._recorder.record(records.OWN, round_, own)
+                row |= self._personal.worst(own)
         if worker.reference_posterior is not None:
             row["ae"] = worker.distance(self._state, worker.reference_posterior)
         for name, alternative in self._experiment.alternatives.items():
@@ -172,10 +179,25 @@ class _Course:
         for name in scores:
             if name != TEST:
                 row |= set_values(name, scores[name])
-        if worker.settings.uncertainty or len(labelled) < len(worker.sets):
-            row |= uncertainty.describe(worker, predictions)
-        self._recorder.record_metrics(row, scores[TEST])
+        row |= uncertainty.describe(worker, predictions) | predictor.columns
+        temperature, calibrated = row.get("temperature"), list[Bin]()
+        if temperature is not None:
+            calibrated = uncertainty.calibrate_bins(worker, predictions[TEST], temperature)
+        for kind in worker.settings.also_predict:
+            row |= probes.evaluate_predictive(worker, kind, self._state, round_)
+        if round_ == worker.rounds:
+            row |= self._record_last(round_, predictor, predictions)
+        self._recorder.record_metrics(row, scores[TEST].bins, calibrated)
         return row
+
+    def _record_last(self, round_: int, predictor: Predictor, predictions: Mapping[str, Prediction]) -> Row:
+        """Write what is drawn of the final model alone; return the columns of metrics.csv among it."""
+        worker, recorder = self._worker, self._recorder
+        if worker.settings.uncertainty:
+            recorder.record(records.RISK, round_, uncertainty.trace_risk(worker, predictions[TEST]))
+        if any(set_.foreign for set_ in worker.sets.values()):
+            recorder.record(records.ENTROPY, round_, uncertainty.count_entropies(worker, predictions))
+        return recorder.record_shift(round_, shift.measure(worker, predictor)) if worker.settings.shift else {}
 
     def _collect(
         self, runner: Runner, broadcast: Tensors, cohort: Sequence[int], round_: int, measured: Measured

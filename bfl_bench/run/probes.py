@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from bfl_bench import records
-from bfl_bench.engines.worker import TEST, Worker
+from bfl_bench.engines.worker import TEST, VALIDATION, Worker
 from bfl_bench.evaluation.posterior import describe_posterior
-from bfl_bench.method import Method, Replies, Tensors
+from bfl_bench.method import Method, Predictive, Replies, Tensors
 from bfl_bench.rng import stream
+from bfl_bench.run import uncertainty
 from bfl_bench.run.checkpoint import write_tensors
-from bfl_bench.run.recorder import Row, global_values
+from bfl_bench.run.predicting import Predictor
+from bfl_bench.run.recorder import Row, global_values, set_values
 
 
 def evaluate_alternative(
@@ -20,13 +22,28 @@ def evaluate_alternative(
     aggregated, server_metrics = method.server_update(
         worker.task, state, replies, stream(worker.seed, "server", round_)
     )
-    values = {**global_values(worker.score_global(TEST, method, aggregated, round_)), **server_metrics}
-    values |= describe_state(worker, method, aggregated)
-    nll = values["nll"]
+    predictor = Predictor.of(worker, method, aggregated, round_)
+    values: Row = {**global_values(predictor.score(TEST)), **server_metrics, **predictor.columns}
+    return suffix(values | describe_state(worker, method, aggregated), name)
+
+
+def evaluate_predictive(worker: Worker, kind: Predictive, state: Tensors, round_: int) -> Row:
+    """What the round's global model would be worth if it predicted in another way."""
+    predictor = Predictor.of(worker, worker.method, state, round_, kind)
+    predictions = {name: predictor.predict(set_.split.x) for name, set_ in worker.sets.items()}
+    row: Row = {**global_values(worker.score(predictions[TEST], worker.sets[TEST].split.y))}
+    if VALIDATION in predictions:
+        row |= set_values(VALIDATION, worker.score(predictions[VALIDATION], worker.sets[VALIDATION].split.y))
+    return suffix(row | uncertainty.describe(worker, predictions) | predictor.columns, kind)
+
+
+def suffix(row: Row, name: str) -> Row:
+    """Mark columns as those of another rule or way to predict; where that failed, all are empty."""
+    nll = row["nll"]
     failed = nll is None or not math.isfinite(nll)
     return {
         f"{key}@{name}": None if failed or value is None or not math.isfinite(value) else value
-        for key, value in values.items()
+        for key, value in row.items()
     }
 
 
@@ -43,7 +60,7 @@ def sweep_weights(worker: Worker, state: Tensors, replies: Replies, round_: int)
     for step in range(last + 1):
         task = replace(worker.task, sizes=(step, last - step))
         aggregated, _ = worker.method.server_update(task, state, replies, stream(worker.seed, "server", round_))
-        values = global_values(worker.score_global(TEST, worker.method, aggregated, round_))
+        values = global_values(Predictor.of(worker, worker.method, aggregated, round_).score(TEST))
         rows.append({"round": round_, "weight": step / last, **{name: values[name] for name in ("ga", "nll", "ece")}})
     return rows
 

@@ -13,7 +13,7 @@ import torch
 from bfl_bench import records
 from bfl_bench.engines.worker import TEST, VALIDATION, Reply
 from bfl_bench.errors import PartError
-from bfl_bench.likelihood import Scores
+from bfl_bench.likelihood import Bin, Scores
 from bfl_bench.method import Tensors
 
 Row = dict[str, records.Cell]
@@ -24,6 +24,10 @@ _COLUMNS = {
     records.CLIENTS: records.CLIENTS_COLUMNS,
     records.WEIGHTS: records.WEIGHTS_COLUMNS,
     records.RELIABILITY: records.RELIABILITY_COLUMNS,
+    records.SHIFT: records.SHIFT_COLUMNS,
+    records.OWN: records.OWN_COLUMNS,
+    records.RISK: records.RISK_COLUMNS,
+    records.ENTROPY: records.ENTROPY_COLUMNS,
 }
 _FROM_CLIENTS = ("train_loss", "train_acc", "lf")
 _OWN = {*records.METRICS_COLUMNS, "ae", "s_acc", "s_loss", "mt_acc", "mt_loss", "worst10_own"} - {*_FROM_CLIENTS}
@@ -90,10 +94,23 @@ class Recorder:
         row |= {"bytes_up": self._bytes_up, "bytes_down": self._bytes_down, **measured.server_metrics}
         return row
 
-    def record_metrics(self, row: Row, scores: Scores) -> None:
+    def record_metrics(self, row: Row, bins: Sequence[Bin], calibrated: Sequence[Bin]) -> None:
+        """Write a row of metrics.csv and its bins of confidence; those after the temperature where there is one."""
         self._tables[records.METRICS].append([row])
-        bins = [{"round": row["round"], "bin": number + 1, **asdict(bin_)} for number, bin_ in enumerate(scores.bins)]
-        self._tables[records.RELIABILITY].append(bins)
+        rows: list[Row] = [{"round": row["round"], "bin": i, **asdict(bin_)} for i, bin_ in enumerate(bins, start=1)]
+        for line, bin_ in zip(rows, calibrated, strict=False):
+            line |= {f"{name}_calibrated": value for name, value in asdict(bin_).items()}
+        self._tables[records.RELIABILITY].append(rows)
+
+    def record(self, name: str, round_: int, rows: Sequence[Row]) -> None:
+        """Add rows of a round to a table."""
+        self._tables[name].append([{"round": round_, **row} for row in rows])
+
+    def record_shift(self, round_: int, rows: Sequence[Row]) -> Row:
+        """Write what shifts do by severity; return the columns of metrics.csv, means over all of them."""
+        self.record(records.SHIFT, round_, rows)
+        names = {"shift_ga": "accuracy", "shift_nll": "nll", "shift_ece": "ece"}
+        return {name: math.fsum(row[column] or 0.0 for row in rows) / len(rows) for name, column in names.items()}
 
     def record_weights(self, rows: Sequence[Row]) -> None:
         self._tables[records.WEIGHTS].append(rows)

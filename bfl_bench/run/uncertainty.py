@@ -4,6 +4,7 @@ Calibration and selective prediction on the test set; with validation examples, 
 conformal sets; with foreign sets, how well their examples are told from the test set's. evaluation/ has the formulas.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -14,6 +15,7 @@ from bfl_bench.evaluation import calibration, detection, selective
 from bfl_bench.evaluation.conformal import conformal_coverage, conformal_threshold, coverage_of_clients, worst_covered
 from bfl_bench.evaluation.temperature import apply_temperature, fit_temperature
 from bfl_bench.likelihood import (
+    Bin,
     Prediction,
     calibration_bins,
     expected_calibration_error,
@@ -22,6 +24,7 @@ from bfl_bench.likelihood import (
 )
 from bfl_bench.run.recorder import Row
 
+NUM_ENTROPIES = 30  # bins of the histogram, from 0 to the entropy of the uniform distribution
 MISSED = 0.1  # share of examples whose label a conformal set may miss
 
 
@@ -38,6 +41,35 @@ def describe(worker: Worker, predictions: Mapping[str, Prediction]) -> Row:
         if set_.foreign:
             row |= _detect(name, predictions[TEST], predictions[name])
     return row
+
+
+def calibrate_bins(worker: Worker, prediction: Prediction, temperature: float) -> list[Bin]:
+    """Make the reliability diagram of the test set after the temperature."""
+    log_probabilities, labels = _flatten(worker, {TEST: prediction}, TEST)
+    return calibration_bins(apply_temperature(log_probabilities, temperature), labels, worker.settings.ece_bins)
+
+
+def trace_risk(worker: Worker, prediction: Prediction) -> list[Row]:
+    """Take the risk-coverage curve of the test set at each percent of coverage."""
+    curve = selective.risk_coverage_curve(*_flatten(worker, {TEST: prediction}, TEST))
+    places = [max(math.ceil(len(curve) * percent / 100), 1) - 1 for percent in range(1, 101)]
+    risks = curve[places].tolist()
+    return [{"coverage": percent / 100, "risk": risk} for percent, risk in enumerate(risks, start=1)]
+
+
+def count_entropies(worker: Worker, predictions: Mapping[str, Prediction]) -> list[Row]:
+    """Count the examples of the test set and of the foreign sets by the entropy of their predictions."""
+    sets = [TEST, *(name for name, set_ in worker.sets.items() if set_.foreign)]
+    most = math.log(predictions[TEST].log_probabilities.shape[1])
+    counts: dict[str, list[float]] = {}
+    for name in sets:
+        entropies = _entropy(predictions[name]).flatten().cpu()
+        counts[name] = torch.histc(entropies, NUM_ENTROPIES, 0, most).tolist()  # the highest lies in the last bin
+    width, rows = most / NUM_ENTROPIES, list[Row]()
+    for number in range(NUM_ENTROPIES):
+        row: Row = {"entropy": width * (number + 0.5)}
+        rows.append(row | {name: int(found[number]) for name, found in counts.items()})
+    return rows
 
 
 def _flatten(worker: Worker, predictions: Mapping[str, Prediction], name: str) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,11 @@ EXPECTED = {
     "coverage90": (None, "coverage of 90 % sets"),
     "set_size90": ("down", "size of 90 % sets"),
     "coverage90_worst": ("up", "worst client's coverage"),
+    "mt_ece": ("down", "MT calibration error"),
+    "worst10_s_nll": ("down", "worst 10 % of clients, S loss"),
+    "worst10_s_ece": ("down", "worst 10 % of clients, S calibration error"),
+    "worst10_mt_nll": ("down", "worst 10 % of clients, MT loss"),
+    "worst10_mt_ece": ("down", "worst 10 % of clients, MT calibration error"),
     "auroc_confidence": ("up", "AUROC by confidence"),
     "aupr_confidence": ("up", "AUPR by confidence"),
     "fpr95_confidence": ("down", "FPR at 95 % found by confidence"),
@@ -70,6 +75,11 @@ EXPECTED = {
     "snr50": (None, "signal-to-noise ratio, 50 %"),
     "snr90": (None, "signal-to-noise ratio, 90 %"),
     "posterior_kl": (None, "KL of the global posterior"),
+    "shift_ga": ("up", "global accuracy under shift"),
+    "shift_nll": ("down", "negative log-likelihood under shift"),
+    "shift_ece": ("down", "expected calibration error under shift"),
+    "prior_precision": (None, "prior precision"),
+    "precision_ratio": (None, "precision over Fisher"),
     "kl": (None, "KL from the prior"),
     "std_norm": (None, "norm of standard deviations"),
     "clamped": (None, "clamped log variances"),
@@ -94,6 +104,20 @@ EXPECTED = {
     "accuracy": ("up", "accuracy"),
     "bin": (None, "bin"),
     "confidence": (None, "confidence"),
+    "examples": (None, "test examples"),
+    "s_accuracy": ("up", "S accuracy of a client"),
+    "s_nll": ("down", "S loss of a client"),
+    "s_ece": ("down", "S calibration error"),
+    "mt_accuracy": ("up", "MT accuracy of a client"),
+    "mt_nll": ("down", "MT loss of a client"),
+    "severity": (None, "severity"),
+    "count_calibrated": (None, "count after temperature"),
+    "confidence_calibrated": (None, "confidence after temperature"),
+    "accuracy_calibrated": (None, "accuracy after temperature"),
+    "coverage": (None, "coverage"),
+    "risk": ("down", "risk"),
+    "entropy": (None, "entropy"),
+    "test": (None, "test set"),
     "weight": (None, "weight of the first client"),
     "client_seconds": ("down", "client seconds"),
     "server_seconds": ("down", "server seconds"),
@@ -124,6 +148,14 @@ def test_a_column_under_another_rule_is_as_good_or_bad_as_the_column() -> None:
     assert columns.describe("nll@eaa").endswith("if the same replies were combined by eaa; in nats")
 
 
+def test_a_column_of_another_way_to_predict() -> None:
+    found = columns.find("nll@linearised")
+    assert found is not None
+    assert (found.label, found.direction, found.unit) == ("negative log-likelihood by linearised", "down", "nats")
+    assert found.definition.endswith("if the posterior predicted through the network linearised at its mean")
+    assert columns.label("auroc_entropy@fashion_mnist@draws") == "AUROC by entropy, fashion_mnist@draws"
+
+
 def test_a_name_nobody_registered_is_itself_and_has_no_direction() -> None:
     for name in ("turns", "turns@eaa", "gap", "accuracy_of_mine"):
         assert columns.find(name) is None
@@ -150,13 +182,18 @@ def test_files_have_the_columns_of_the_registry() -> None:
         "timing.csv": records.TIMING_COLUMNS,
         "clients.csv": records.CLIENTS_COLUMNS,
         "weights.csv": records.WEIGHTS_COLUMNS,
-        "reliability.csv": records.RELIABILITY_COLUMNS,
+        "risk.csv": records.RISK_COLUMNS,
+        "entropy.csv": records.ENTROPY_COLUMNS,
+        "own.csv": records.OWN_COLUMNS,
+        "shift.csv": records.SHIFT_COLUMNS,
         "partition.csv": records.PARTITION_COLUMNS,
     }
-    named = (records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS, records.RELIABILITY)
-    assert set(files) == {*named, records.PARTITION_COUNTS}
+    named = (records.METRICS, records.TIMING, records.CLIENTS, records.WEIGHTS, records.RISK, records.ENTROPY)
+    assert set(files) == {*named, records.PARTITION_COUNTS, records.OWN, records.SHIFT}
     for file, names in files.items():
         assert tuple(column.name for column in columns.TABLES[file]) == names, file
+    reliability = [column.name for column in columns.TABLES["reliability.csv"] if not column.of]
+    assert tuple(reliability) == records.RELIABILITY_COLUMNS
 
 
 def header(path: Path) -> list[str]:
@@ -173,20 +210,28 @@ def test_columns_of_a_method_are_registered_as_its_own(method: str, tmp_path: Pa
     written = {name.split("@")[0] for name in header(tmp_path / records.METRICS)}
     assert written - of_others == {column.name for column in own if module in column.of.split(", ")}
     for file in (records.TIMING, records.CLIENTS, records.RELIABILITY):
-        assert header(tmp_path / file) == [column.name for column in columns.TABLES[file]]
+        assert header(tmp_path / file) == [column.name for column in columns.TABLES[file] if not column.of]
 
 
 def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
     two = [*SMALL, "num_clients=2", "rounds=1"]
-    run_in(tmp_path / "own", *two, "method=virtual", "server.lr=0.3", "partition.test=per_client")
+    own = ["partition.test=per_client", "eval.uncertainty=true", "partition.validation=0.2"]
+    run_in(tmp_path / "own", *two, "method=virtual", "server.lr=0.3", *own)
+    run_in(tmp_path / "ways", *two, "method=fola", "eval.also_predict=[linearised]", *own[1:])
+    run_in(tmp_path / "shift", "method=fedavg", "rounds=1", "local.epochs=1", "eval.shift=[blur]")
     run_in(tmp_path / "rules", *two, "method=fvb", "eval.also_aggregate=[wb]")
     run_in(tmp_path / "solvers", *two, "method=fedlpa", "method.also_solve=[ea]")
     run_in(tmp_path / "posterior", *two, "method=fola", "eval.weight_rounds=[1]")
     records.start(tmp_path / "posterior", resolve(*two, "method=fola"), force=False)
     run_in(tmp_path / "known", *two, "method=fola", f"reference_posterior={tmp_path / 'posterior'}")
     names = set(itertools.chain(*(header(path) for path in tmp_path.glob("*/metrics.csv"))))
+    assert {"worst10_mt_ece", "temperature@linearised", "precision_ratio@linearised", "shift_nll"} <= names
     assert {"mt_acc", "worst10_own", "brier@wb", "std_norm@wb", "residual@ea", "ae", "lf", "repaired"} <= names
     assert [name for name in sorted(names) if columns.find(name) is None] == []
+    for file in (records.RELIABILITY, records.RISK):
+        assert header(tmp_path / "own" / file) == [column.name for column in columns.TABLES[file]]
+    assert header(tmp_path / "own/own.csv") == [column.name for column in columns.TABLES["own.csv"]]
+    assert header(tmp_path / "shift/shift.csv")[:5] == [column.name for column in columns.TABLES["shift.csv"]]
     assert header(tmp_path / "posterior/weights.csv") == [column.name for column in columns.TABLES["weights.csv"]]
 
 

@@ -137,13 +137,15 @@ def test_one_and_one_point_zero_are_the_same_run() -> None:
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        ("", "digits_dirichlet-0.1_fola_seed0_578dc20b"),
+        ("", "digits_dirichlet-0.1_fola_seed0_3b114cbd"),
+        ("local.lr=0.01", "digits_dirichlet-0.1_fola_seed0_578dc20b"),
         (
-            "method=fedavg dataset=mnist partition.alpha=1 seed=3 local.momentum=0.9",
+            "method=fedavg dataset=mnist partition.alpha=1 seed=3 local.momentum=0.9 local.lr=0.01",
             "mnist_dirichlet-1_fedavg_seed3_4d9fa1c7",
         ),
         (
-            "method=fvb_published aggregator=wb model.bayesian_layers=2 eval.also_aggregate=[eaa,gaa_released]",
+            "method=fvb_published aggregator=wb model.bayesian_layers=2 eval.also_aggregate=[eaa,gaa_released] "
+            "local.lr=0.01",
             "digits_dirichlet-0.1_fvb_wb_seed0_3d27966f",
         ),
         (
@@ -156,15 +158,17 @@ def test_one_and_one_point_zero_are_the_same_run() -> None:
         ),
         (
             "method=virtual_published dataset=pmnist model=mlp_100_100 server.lr=0.3 partition=natural "
-            "num_clients=null",
+            "num_clients=null local.lr=0.01",
             "pmnist_natural_virtual_seed0_19b08b19",
         ),
         (
-            "method=fedprox method.mu=0.1 dataset=fashion_mnist partition=niid_bench data_dir=stand-in eval.every=5",
+            "method=fedprox method.mu=0.1 dataset=fashion_mnist partition=niid_bench data_dir=stand-in eval.every=5 "
+            "local.lr=0.01",
             "stand-in-fashion_mnist_niid_bench-0.5_fedprox_seed0_216ff6b3",
         ),
         (
-            "method=scaffold dataset=synthetic dataset.num_classes=3 model.hidden=[8] partition=iid engine=processes",
+            "method=scaffold dataset=synthetic dataset.num_classes=3 model.hidden=[8] partition=iid engine=processes "
+            "local.lr=0.01",
             "synthetic_iid_scaffold_seed0_2a967d64",
         ),
     ],
@@ -236,6 +240,13 @@ OTHERWISE = {
     "eval.ood": {"mnist": {"name": "mnist"}},
     "eval.scored": "validation",
     "eval.posterior": True,
+    "eval.predictive": "linearised",
+    "eval.also_predict": ["mean"],
+    "eval.prior_precision": 10.0,
+    "eval.laplace_layers": "last",
+    "eval.shift": ["blur"],
+    "eval.severities": [1, 5],
+    "eval.local_share": 0.2,
     "partition.seed": 1,
 }
 

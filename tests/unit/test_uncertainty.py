@@ -13,13 +13,18 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation import calibration, detection, selective
 from bfl_bench.evaluation.conformal import conformal_coverage, conformal_threshold
 from bfl_bench.evaluation.temperature import apply_temperature, fit_temperature
-from bfl_bench.likelihood import Prediction, expected_calibration_error, negative_log_likelihood
+from bfl_bench.likelihood import (
+    Prediction,
+    calibration_bins,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
 from bfl_bench.method import Tensors
 from bfl_bench.run import uncertainty
 from bfl_bench.run.checkpoint import read_state
 from tests.composing import SMALL, experiment, resolve, run_in
 
-FEW = [*SMALL, "rounds=2", "eval.every=2", "eval.ece_bins=7", "eval.draws=4"]
+FEW = [*SMALL, "rounds=2", "eval.every=2", "eval.ece_bins=7"]
 IMAGES = [f"data_dir={records.STAND_IN}", "dataset=mnist", "model.hidden=[8]", "num_clients=3"]
 IMAGES += ["rounds=1", "local.epochs=1"]
 
@@ -150,3 +155,55 @@ def test_sets_that_cannot_be_compared_are_refused(names: str, sentence: str) -> 
 
 def test_datasets_are_filled_in_like_rules() -> None:
     assert resolve(*IMAGES, "eval.ood=[fashion_mnist]")["eval"]["ood"]["fashion_mnist"]["source"] == "fashion_mnist"
+
+
+def test_every_client_is_scored_on_its_own_examples(tmp_path: Path) -> None:
+    options = [*FEW, "method=fedavg", "eval.uncertainty=true", "partition.test=per_client"]
+    row, worker, state = run(tmp_path, *options)
+    test, own = worker.sets[TEST].split, worker.sets[TEST].own
+    assert own is not None
+    logp = predict(worker, state, TEST, 2).log_probabilities
+    lines = records.read_table(tmp_path / records.OWN)
+    assert [line["client"] for line in lines] == [client for client, part in enumerate(own) if len(part)]
+    for line in lines:
+        part = own[int(line["client"] or 0)]
+        assert line["examples"] == len(part)
+        assert line["s_nll"] == pytest.approx(negative_log_likelihood(logp[part], test.y[part]))
+        assert line["s_ece"] == pytest.approx(expected_calibration_error(logp[part], test.y[part], 7))
+    numbers = {name: [float(line[name] or 0) for line in lines] for name in lines[0]}
+    for name in ("s_nll", "s_ece", "mt_nll", "mt_ece"):  # of five clients, the worst
+        assert row[f"worst10_{name}"] == pytest.approx(max(numbers[name]))
+        assert min(numbers[name]) < max(numbers[name])
+    for column, name in {"mt_acc": "mt_accuracy", "mt_loss": "mt_nll", "mt_ece": "mt_ece"}.items():
+        total = sum(n * value for n, value in zip(numbers["examples"], numbers[name], strict=True))
+        assert row[column] == pytest.approx(total / sum(numbers["examples"])), column
+
+
+def test_the_last_round_leaves_what_figures_need(tmp_path: Path) -> None:
+    options = [
+        *IMAGES,
+        "method=fedavg",
+        "eval.uncertainty=true",
+        "eval.ood=[fashion_mnist]",
+        "partition.validation=0.2",
+    ]
+    row, worker, state = run(tmp_path, *options)
+    logp, y = predict(worker, state, TEST, 1).log_probabilities, worker.sets[TEST].split.y
+    curve = selective.risk_coverage_curve(logp, y)
+    risk = records.read_table(tmp_path / records.RISK)
+    assert len(risk) == 100
+    assert (risk[-1]["coverage"], risk[-1]["risk"]) == (1, pytest.approx(curve[-1].item()))
+    middle = -(-len(y) // 2) - 1  # half of the examples, rounded up
+    assert (risk[49]["coverage"], risk[49]["risk"]) == (0.5, pytest.approx(curve[middle].item()))
+    entropies = records.read_table(tmp_path / records.ENTROPY)
+    found = detection.entropy(logp)
+    width = torch.log(torch.tensor(10.0)).item() / 30
+    for number, line in enumerate(entropies):
+        assert line["entropy"] == pytest.approx((number + 0.5) * width)
+        inside = (found >= number * width) & (found < (number + 1) * width)
+        assert line["test"] == int(inside.sum()) == line["fashion_mnist"]  # stand-ins are the same images
+    calibrated = apply_temperature(logp, float(row["temperature"] or 0))
+    bins = calibration_bins(calibrated, y, 15)
+    lines = records.read_table(tmp_path / records.RELIABILITY)
+    assert [line["count_calibrated"] for line in lines] == [bin_.count for bin_ in bins]
+    assert [line["confidence_calibrated"] for line in lines] == pytest.approx([bin_.confidence for bin_ in bins])

@@ -216,9 +216,59 @@
       });
       add(svg, "line", { class: "gridline", x1: x(0), y1: top, x2: x(1), y2: top });
       add(svg, "line", { class: "diagonal", x1: x(0), y1: y(0), x2: x(1), y2: y(1) });
+      const after = row.calibrated.filter((bin) => bin[2]);
+      const points = after.map(([confidence, accuracy]) => `${x(confidence)},${y(accuracy)}`).join(" ");
+      if (after.length) add(svg, "polyline", { class: "after", "data-row": row.index, points });
+      for (const [confidence, accuracy, count] of after) {
+        const dot = add(svg, "circle", { class: "after", "data-row": row.index, cx: x(confidence), cy: y(accuracy), r: 3 });
+        title(dot, `after temperature: confidence ${format(confidence)}, accuracy ${format(accuracy)}, ${count} predictions`);
+      }
     });
     remarkLacking(content, rows.filter((row) => !row.reliability.length && row.seeds), "runs without reliability.csv");
     if (!there.length) remark(content, "No row to show.");
+  }
+
+  function drawUncertainty(content, width) {
+    const rows = shown();
+    const kinds = [
+      { name: "risk over coverage", x: "coverage", of: (row) => row.risk.risk },
+      { name: "accuracy under shift", x: "severity", of: (row) => row.shift.accuracy },
+      { name: "negative log-likelihood under shift", x: "severity", of: (row) => row.shift.nll },
+      { name: "calibration error under shift", x: "severity", of: (row) => row.shift.ece },
+    ].filter((kind) => rows.some(kind.of));
+    const foreign = rows.filter((row) => row.entropy.test);
+    if (!kinds.length && !foreign.length) return remark(content, "No row to show.");
+    addPanels(content, width, 320, "uncertainty", kinds, (figure, own, kind) => {
+      add(figure, "figcaption", {}, kind.name);
+      const there = rows.filter(kind.of), height = 260, svg = addSvg(figure, own, height, kind.name);
+      const box = { left: 46, right: own - 8, top: 10, bottom: height - 40 };
+      const points = there.flatMap(kind.of), names = { x: kind.x, y: "", whole: kind.x === "severity" };
+      const spread = extent(points.map((point) => point[0])), yDomain = padded(points.map((point) => point[1]));
+      const xDomain = spread[0] === spread[1] ? [spread[0] - 1, spread[1] + 1] : spread;
+      const [x, y] = addAxes(svg, box, xDomain, yDomain, names);
+      for (const row of there) {
+        const path = kind.of(row).map((point) => `${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join(" ");
+        title(add(svg, "polyline", { "data-row": row.index, points: path, ...strokeOf(row) }), row.name);
+      }
+    });
+    addPanels(content, width, 240, "entropy", foreign, addEntropies);
+  }
+
+  function addEntropies(figure, own, row) {
+    add(figure, "figcaption", {}, `entropy of predictions, ${row.name}`);
+    const sets = Object.entries(row.entropy), height = 220, svg = addSvg(figure, own, height, `entropy, ${row.name}`);
+    const box = { left: 46, right: own - 8, top: 10, bottom: height - 40 };
+    const middles = row.entropy.test.map((point) => point[0]), half = middles[0];
+    const xDomain = [0, middles[middles.length - 1] + half];
+    const yDomain = [0, padded(sets.flatMap(([, points]) => points.map((point) => point[1])))[1]];
+    const [x, y] = addAxes(svg, box, xDomain, yDomain, { x: "entropy (nats)", y: "" });
+    sets.forEach(([name, points], i) => {
+      const steps = points.flatMap(([middle, share]) => [[middle - half, share], [middle + half, share]]);
+      const path = steps.map(([entropy, share]) => `${x(entropy).toFixed(1)},${y(share).toFixed(1)}`);
+      const ends = [`${x(0)},${y(0)}`, ...path, `${x(xDomain[1])},${y(0)}`].join(" ");
+      const style = i ? { ...strokeOf(row), "stroke-dasharray": DASHES[i] } : { fill: colourOf(row), "fill-opacity": 0.35 };
+      title(add(svg, "polyline", { "data-row": row.index, points: ends, ...style }), name === "test" ? "test set" : name);
+    });
   }
 
   function drawClients(content, width) {
@@ -354,6 +404,7 @@
   function drawCharts() {
     redraw("curves", drawCurves);
     redraw("reliability", drawReliability);
+    redraw("uncertainty", drawUncertainty);
     redraw("clients", drawClients);
     redraw("cost", drawCost);
     redraw("partitions", drawPartitions);
