@@ -13,8 +13,9 @@ from bfl_bench.inference.kronecker import find_layers, inputs_and_slopes
 from bfl_bench.likelihood import Categorical
 from bfl_bench.method import Client, Task
 
-Fisher = Literal["batch_gradient", "per_sample"]
-"""Squares of the gradients of minibatch means, or of single examples (the diagonal of the empirical Fisher)."""
+Fisher = Literal["batch_gradient", "per_sample", "model"]
+"""Squares of the gradients of minibatch means, or of single examples (the diagonal of the empirical Fisher), or of these
+the expectation over labels as the network predicts them (of the true Fisher: the generalised Gauss-Newton matrix)."""
 
 
 def mean_squared_gradient(task: Task, x: Tensor, y: Tensor, chunk_size: int = 32) -> Tensor:
@@ -57,6 +58,27 @@ def _differentiate_singly(task: Task, x: Tensor, y: Tensor, chunk_size: int) -> 
     return total / len(y)
 
 
+def expected_squared_gradient(task: Task, x: Tensor) -> Tensor:
+    """Average over examples the squared gradient of the loss, in expectation over labels as the network predicts, (P,).
+
+    Every example comes once for each class: with the root of its probability as the label, the square of the gradient
+    is that for the class, times its probability.
+    """
+    with torch.no_grad():
+        outputs = task.model(x)
+    if not isinstance(task.likelihood, Categorical) or outputs.dim() != 2:
+        raise UnsuitableError("a network that predicts one class for an example, for its expected gradients")
+    num_classes = outputs.shape[1]
+    labels = outputs.softmax(1).sqrt().diag_embed().flatten(0, 1)  # (n C, C)
+    repeated = x.repeat_interleave(num_classes, dim=0)
+    return num_classes * mean_squared_gradient(task, repeated, labels, chunk_size=256)
+
+
+def squared_gradient(task: Task, x: Tensor, y: Tensor, kind: Fisher) -> Tensor:
+    """Average the squared gradients of single examples, for the labels of `model` or for their own, (P,)."""
+    return expected_squared_gradient(task, x) if kind == "model" else mean_squared_gradient(task, x, y)
+
+
 def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Generator, kind: Fisher) -> Tensor:
     """One pass over the client's data at `vector`, as it trains: the mean of squared gradients, (P,).
 
@@ -68,11 +90,11 @@ def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Gener
     total = torch.zeros_like(model.gradient)
     for positions in torch.split(torch.arange(len(client), device=client.indices.device), task.local.batch_size):
         x, y = client.gather(positions, rng)
-        if kind == "per_sample":
-            total.add_(mean_squared_gradient(task, x, y), alpha=len(y) / len(client))
-        else:
+        if kind == "batch_gradient":
             gradient = model.backward(task.likelihood.loss(model(x), y))
             total.addcmul_(gradient, gradient, value=len(y) / len(client))
+        else:
+            total.add_(squared_gradient(task, x, y, kind), alpha=len(y) / len(client))
     return total
 
 

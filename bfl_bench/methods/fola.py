@@ -28,7 +28,7 @@ from bfl_bench.inference.curvature import (
     diagonal_fisher,
     eigenvalues,
     mean_hessian,
-    mean_squared_gradient,
+    squared_gradient,
 )
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
@@ -84,7 +84,7 @@ class Fola(Method):
             if on_the_way and self.fisher == "batch_gradient":
                 fisher.addcmul_(gradient, gradient, value=share)
             elif on_the_way:
-                fisher.add_(mean_squared_gradient(task, x, y), alpha=share)
+                fisher.add_(squared_gradient(task, x, y, self.fisher), alpha=share)
             if pulled:
                 gradient.add_(multiply(prior_precision, parameters - prior_mean), alpha=strength)
 
