@@ -14,8 +14,8 @@ from bfl_bench.likelihood import Categorical
 from bfl_bench.method import Client, Task
 
 Fisher = Literal["batch_gradient", "per_sample", "model"]
-"""Squares of the gradients of minibatch means, or of single examples (the diagonal of the empirical Fisher), or of these
-the expectation over labels as the network predicts them (of the true Fisher: the generalised Gauss-Newton matrix)."""
+"""Squares of the gradients of minibatch means; of single examples, the diagonal of the empirical Fisher; of these the
+expectation over labels as the network predicts them, that of the true Fisher, a generalised Gauss-Newton matrix."""
 
 
 def mean_squared_gradient(task: Task, x: Tensor, y: Tensor, chunk_size: int = 32) -> Tensor:
@@ -96,6 +96,12 @@ def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Gener
         else:
             total.add_(squared_gradient(task, x, y, kind), alpha=len(y) / len(client))
     return total
+
+
+def clip_outliers(values: Tensor) -> Tensor:
+    """Clip to two standard deviations from the mean."""
+    mean, deviation = values.mean(), values.std(correction=0)
+    return values.clamp(mean - 2 * deviation, mean + 2 * deviation)
 
 
 LARGEST_DENSE = 3000  # parameters of a network whose Hessian is computed by automatic differentiation

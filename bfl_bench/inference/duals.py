@@ -137,3 +137,13 @@ def disagreement(model: Tensors, mean: Tensor, precision: Tensor) -> tuple[Tenso
     """Natural parameters of a client's Gaussian less those of the server's, in float64."""
     own, server = model["precision"].double(), precision.double()
     return own - server, own * model["params"][: len(own)] - server * mean
+
+
+def take_out(precision: Tensor, mean: Tensor, site: Tensors, lowest: float) -> tuple[Tensor, Tensor, int]:
+    """Divide a Gaussian by a site: precision and shift of what is left, and how many coordinates had to be repaired.
+
+    Where the precision would be below `lowest` it is that, and the mean stays.
+    """
+    left, shift = precision - site["precision"], precision * mean - site["shift"]
+    improper = left < lowest
+    return left.clamp(min=lowest), torch.where(improper, lowest * mean, shift), int(improper.sum())

@@ -1,14 +1,14 @@
 """BayesADMM: federated ADMM over Gaussians, whose clients learn with IVON.
 
-Moellenhoff, Swaroop, Doshi-Velez, Khan: "Federated ADMM from Bayesian Duality", ICLR 2026. Sites, server and memory are
-those of inference/duals.py, with steps damping rho and a share of 1 / (1 + N rho). With f_k the sum of client k's losses
-and t the temperature, a client minimises over Gaussians q the expectation of f_k(w) / t + v_k'w - w'V_k w / 2, plus
-rho KL(q || server's). That is IVON (inference/ivon.py) with ess = n_k / (t rho), the server's Gaussian as its prior, and
-the site as a linear and a quadratic part of the objective. With rho = 1 and `server: sites`, a share of 1, it is
-partitioned variational inference.
+Moellenhoff, Swaroop, Doshi-Velez, Khan: "Federated ADMM from Bayesian Duality", ICLR 2026. Sites, server and memory
+are those of inference/duals.py, with steps damping rho and a share of 1 / (1 + N rho). With f_k the sum of client k's
+losses and t the temperature, a client minimises over Gaussians q the expectation of f_k(w) / t + v_k'w - w'V_k w / 2,
+plus rho KL(q || server's). That is IVON (inference/ivon.py) with ess = n_k / (t rho), the server's Gaussian as its
+prior, and the site as a linear and a quadratic part of the objective. With rho = 1 and `server: sites`, a share of 1,
+it is partitioned variational inference.
 
-`draws_from: initial` is what the released code predicts with: draws around the server's mean with the precision that IVON
-has before the first step on all data, n h0 / (t rho) + S_0, whatever was learnt.
+`draws_from: initial` is what the released code predicts with: draws around the server's mean with the precision that
+IVON has before the first step on all data, n h0 / (t rho) + S_0, whatever was learnt.
 
 Deviations: IVON's momentum starts anew with every local update; in the released code it goes on. In the first round its
 curvature starts at h0, later at 0, where the client's Gaussian is the server's. With `rescale` the learning rate is

@@ -1,17 +1,19 @@
 """FedADMM, FedDyn and FedLap: a dual variable for each client makes local optima agree with that of all data.
 
-FedDyn: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: "Federated Learning Based on Dynamic Regularization", ICLR 2021.
-FedLap: Swaroop, Khan, Doshi-Velez: "Connecting Federated ADMM to Bayes", ICLR 2025. They are one algorithm. With f_k the
-sum of client k's losses, w_g the server's model and d the precision of the prior N(0, 1/d), a client finds the w_k that
-minimises f_k(w) + rho (u_k'w + |w - w_g|^2 / 2), and moves its dual: u_k = u_k + damping (w_k - w_g). The server takes
-w_g = (1 - d a) mean w_k + a rho sum u_k, the mean over the cohort, the sum over all N clients. The variants:
-admm     rho = alpha n / N and a = 1 / (d + N rho); with d = 0 it is FedDyn, whose strength for the mean loss of a client
+FedDyn: Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: "Federated Learning Based on Dynamic Regularization", ICLR
+2021. FedLap: Swaroop, Khan, Doshi-Velez: "Connecting Federated ADMM to Bayes", ICLR 2025. They are one algorithm. With
+f_k the sum of client k's losses, w_g the server's model and d the precision of the prior N(0, 1/d), a client finds the
+w_k that minimises f_k(w) + rho (u_k'w + |w - w_g|^2 / 2), and moves its dual: u_k = u_k + damping (w_k - w_g). The
+server takes w_g = (1 - d a) mean w_k + a rho sum u_k, the mean over the cohort, the sum over all N clients. The
+variants:
+admm     rho = alpha n / N and a = 1 / (d + N rho); with d = 0 it is FedDyn, whose pull beside a client's mean loss
          is alpha n / (N n_k)
 sites    rho = d and a = 1 / d, so that w_g = sum u_k: FedLap, where d u_k'w - d |w|^2 / 2 is a site of client k
 
 Deviations: clients take `local.epochs` instead of solving their problem. In the first round of `sites` the pull is to
-zero, the mean of the prior, where the sum of the duals is; training starts at the network's initial parameters. A client
-sends w_k alone: the server knows by how much its dual moves, and the sum of duals is right at any participation.
+zero, the mean of the prior, where the sum of the duals is; training starts at the network's initial parameters. A
+client sends w_k alone: the server knows by how much its dual moves, and the sum of duals is right at any
+participation.
 
 `form: released` is what the code of FedLap's authors does for both: the penalty is |w - w_g| / 2 instead of its square,
 the first pull is to zero, and of FedDyn alpha n / (N n_k) is alpha n_l / n with l the last of all clients; the server's
@@ -44,7 +46,9 @@ class FedAdmm(PointMethod):
         if self.server == "admm" and self.alpha is None:
             raise ConfigError("alpha", None, "a number above 0 with method.server=admm")
         if self.server == "sites" and self.alpha is not None:
-            raise ConfigError("alpha", self.alpha, "null with method.server=sites, where prior_precision takes its place")
+            raise ConfigError(
+                "alpha", self.alpha, "null with method.server=sites, where prior_precision takes its place"
+            )
         if self.server == "sites" and self.prior_precision == 0:
             raise ConfigError("prior_precision", 0, "a number above 0 with method.server=sites")
 

@@ -1,22 +1,21 @@
 """FedEP: expectation propagation with clients as sites, whose moments come from the iterates of SGD.
 
-Guo, Greengard, Wang, Gelman, Kim, Xing: "Federated Learning as Variational Inference: A Scalable Expectation Propagation
-Approach", ICLR 2023. The server's Gaussian q starts at the model of `burn_in_rounds` rounds of FedAvg, with precision
-`scale` n `prior_precision`. A client takes its site out of q, which leaves the cavity: q / q_k where it has a site of its
-own (EP), q^(1 - n_k/n) where all share one (SEP), or q itself (ADF). SGD minimises its loss plus half the squared
-distance to the cavity times N(0, 1 / (n_k prior_precision)), its part of the prior. The result, the tilted distribution,
-has as its mean that of the iterates at the ends of epochs, and by `moments` the precision
+Guo, Greengard, Wang, Gelman, Kim, Xing: "Federated Learning as Variational Inference: A Scalable Expectation
+Propagation Approach", ICLR 2023. The server's Gaussian q starts at the model of `burn_in_rounds` rounds of FedAvg,
+with precision `scale` n `prior_precision`. A client takes its site out of q, which leaves the cavity: q / q_k where it
+has a site of its own (EP), q^(1 - n_k/n) where all share one (SEP), or q itself (ADF). SGD minimises its loss plus
+half the squared distance to the cavity times N(0, 1 / (n_k prior_precision)), its part of the prior. The result, the
+tilted distribution, has as its mean that of the iterates at the ends of epochs, and by `moments` the precision
 identity   cavity + scale n_k prior_precision
 laplace    cavity + scale n_k (prior_precision + mean squared gradient of examples, clipped)
 sample     1 / variance of those iterates, shrunk towards one, clipped, and scaled to the length of identity's
-where clipped is to two standard deviations from the mean over coordinates. Natural parameters of tilted / q, clipped to
-the norm `clip` with EP, are what sites and server move by: 1/N of it times `server.lr`, and with SEP and ADF the mean
-over the cohort times `server.lr`.
+where clipped is to two standard deviations from the mean over coordinates. Natural parameters of tilted / q, clipped
+to the norm `clip` with EP, are what sites and server move by: 1/N of it times `server.lr`, and with SEP and ADF the
+mean over the cohort times `server.lr`.
 
 Deviations: natural parameters have no momentum, and there are no variational moments. Sites start as q^(n_k/n) of the
-first q, so that their product is q in every round, at any participation. Where a cavity or the server would be improper,
-its precision is `min_precision` and its mean the server's; these are counted.
-"""
+first q, so that their product is q in every round, at any participation. Where a cavity or the server would be
+improper, its precision is `min_precision` and its mean the server's; these are counted."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +27,8 @@ from torch import Tensor
 from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
-from bfl_bench.inference.curvature import diagonal_fisher
-from bfl_bench.inference.duals import disagreement, draw
+from bfl_bench.inference.curvature import clip_outliers, diagonal_fisher
+from bfl_bench.inference.duals import disagreement, draw, take_out
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Needs, Replies, Task, Tensors, Update
@@ -81,16 +80,10 @@ class FedEp(PointMethod):
             return super().client_update(task, broadcast, memory, client, rng)
         params, server = broadcast["params"], broadcast["precision"].double()
         mean, size = params[: len(server)], len(server)
-        rest = torch.zeros_like(server)  # of the server's precision, once the site is taken out
-        shift = torch.zeros_like(server)
-        if self.sites == "ep":
-            rest, shift = server - memory["precision"], server * mean - memory["shift"]
-        else:
-            power = 1 - len(client) / sum(task.sizes) if self.sites == "sep" else 1.0
-            rest, shift = power * server, power * server * mean
-        improper = rest < (self.min_precision if self.sites == "ep" else 0.0)
-        rest = torch.where(improper, self.min_precision, rest)
-        shift = torch.where(improper, self.min_precision * mean, shift)
+        power = 1 - len(client) / sum(task.sizes) if self.sites == "sep" else 1.0
+        rest, shift, num_improper = power * server, power * server * mean, 0
+        if memory:
+            rest, shift, num_improper = take_out(server, mean, memory, self.min_precision)
         strength = (rest / len(client) + self.prior_precision).to(params.dtype)
         offset = (shift / len(client)).to(params.dtype)
         ends: list[Tensor] = []
@@ -111,7 +104,7 @@ class FedEp(PointMethod):
         if memory:
             change, step = self._change(model, broadcast), task.server.lr / len(task.sizes)
             memory = {"precision": memory["precision"] + step * change[0], "shift": memory["shift"] + step * change[1]}
-        metrics = trained.metrics | {"improper": float(improper.sum())}
+        metrics = trained.metrics | {"improper": float(num_improper)}
         return Update(message=model, local=model, memory=memory, metrics=metrics)
 
     def server_update(
@@ -158,18 +151,12 @@ class FedEp(PointMethod):
     ) -> Tensor:
         """Of the tilted distribution, (D,), given that of the cavity."""
         scale = self.scale * len(client)
-        if self.moments == "laplace":
-            fisher = diagonal_fisher(task, vector, client, rng, "per_sample").double()
-            return rest + scale * (self.prior_precision + clip_outliers(fisher))
         identity = rest + scale * self.prior_precision
+        if self.moments == "laplace":
+            return identity + scale * clip_outliers(diagonal_fisher(task, vector, client, rng, "per_sample").double())
         if self.moments == "identity":
             return identity
         variance = iterates.var(0, correction=0)
-        sampled = clip_outliers(1 / (self.shrinkage + (1 - self.shrinkage) * variance))
-        return sampled * identity.norm() / sampled.norm()
-
-
-def clip_outliers(values: Tensor) -> Tensor:
-    """Clip to two standard deviations from the mean."""
-    mean, deviation = values.mean(), values.std(correction=0)
-    return values.clamp(mean - 2 * deviation, mean + 2 * deviation)
+        sampled = clip_outliers((self.shrinkage + (1 - self.shrinkage) * variance).reciprocal())
+        length: Tensor = identity.norm() / sampled.norm()
+        return sampled * length

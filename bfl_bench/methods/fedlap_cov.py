@@ -2,10 +2,10 @@
 
 Swaroop, Khan, Doshi-Velez: "Connecting Federated ADMM to Bayes", ICLR 2025. Sites, server and memory are those of
 inference/duals.py: the server's Gaussian is the prior times the product of the sites. With f_k the sum of client k's
-losses, a client minimises f_k(w) + v_k'w - w'V_k w / 2 + (w - m)'S (w - m) / 2. With H_k the diagonal of the generalised
-Gauss-Newton matrix of f_k there, the precision of its Gaussian is S_k = H_k - V_k + S, and so its site's precision is
-V_k = (1 - damping) V_k + damping H_k, which is never negative. With exact curvatures this is partitioned variational
-inference.
+losses, a client minimises f_k(w) + v_k'w - w'V_k w / 2 + (w - m)'S (w - m) / 2. With H_k the diagonal of the
+generalised Gauss-Newton matrix of f_k there, the precision of its Gaussian is S_k = H_k - V_k + S, and so its site's
+precision is V_k = (1 - damping) V_k + damping H_k, which is never negative. With exact curvatures this is partitioned
+variational inference.
 
 Deviations: clients take `local.epochs` instead of solving their problem.
 """

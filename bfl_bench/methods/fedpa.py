@@ -1,11 +1,12 @@
 """FedPA: clients estimate their posteriors from samples, and send the step to the mode of the product.
 
 Al-Shedivat, Gillenwater, Xing, Rostamizadeh: "Federated Learning via Posterior Averaging: A New Perspective and
-Practical Algorithms", ICLR 2021. The first rounds are FedAvg. Afterwards a client goes on with SGD in each local update:
-the first epochs mix, each later one gives a sample, the mean of its iterates. With x_1, ..., x_l the samples, x their
-mean and theta the server's model, the client's covariance is Sigma = r I + (1 - r) S, S the unbiased covariance of the
-samples and r = 1 / (1 + (l - 1) rho), and it sends Delta = Sigma^-1 (theta - x): the sum over clients is zero at the
-mean of the product of Gaussians. The mean of Delta is the gradient of the server's step (`server.*`).
+Practical Algorithms", ICLR 2021. The first rounds are FedAvg. Afterwards a client goes on with SGD in each local
+update: the first epochs mix, each later one gives a sample, the mean of its iterates. With x_1, ..., x_l the samples,
+x their mean and theta the server's model, the client's covariance is Sigma = r I + (1 - r) S, S the unbiased
+covariance of the samples and r = 1 / (1 + (l - 1) rho), and it sends Delta = Sigma^-1 (theta - x): the sum over
+clients is zero at the mean of the product of Gaussians. The mean of Delta is the gradient of the server's step
+(`server.*`).
 
 Delta takes one l x l system: with C the matrix of rows x_j - x and d = theta - x,
 Delta = (1 + (l - 1) rho) (d - rho C' (I + rho C C')^-1 C d)
@@ -82,5 +83,5 @@ def posterior_step(start: Tensor, samples: Tensor, rho: float) -> Tensor:
     mean = samples.mean(0)
     rows, distance = samples - mean, start - mean
     inner = torch.eye(len(rows)).to(rows) + rho * rows @ rows.T
-    solved = torch.linalg.solve(inner, rows @ distance)
-    return (1 + (len(rows) - 1) * rho) * (distance - rho * solved @ rows)
+    solved: Tensor = torch.linalg.solve(inner, rows @ distance)
+    return (distance - rho * solved @ rows) * (1 + (len(rows) - 1) * rho)

@@ -166,8 +166,19 @@ def test_a_client_of_bayesadmm_is_ivon_from_the_servers_gaussian() -> None:
     memory = {"precision": site, "shift": shift}
     update = method.client_update(task, broadcast, memory, client, generator())
     ess = 12 / (0.2 * 0.5)
-    vectors = {"linear": (0.2 / 12 * shift).float(), "quadratic": (-0.2 / 12 * site).float(), "prior_mean": start}
-    ivon = Ivon(ess=ess, h0=0.0, beta1=0.9, beta2=0.99, delta=precision / ess, samples=2, clip=3.0, rescale=False, **vectors)  # type: ignore[arg-type]
+    ivon = Ivon(
+        ess=ess,
+        h0=0.0,
+        beta1=0.9,
+        beta2=0.99,
+        delta=precision / ess,
+        samples=2,
+        clip=3.0,
+        rescale=False,
+        prior_mean=start,
+        linear=(0.2 / 12 * shift).float(),
+        quadratic=(-0.2 / 12 * site).float(),
+    )
     expected = train(task, start, client, generator(), optimizer=ivon)
     torch.testing.assert_close(update.message["params"], expected.vector, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(update.message["precision"], ess * expected.memory["precision"], rtol=1e-5, atol=1e-4)

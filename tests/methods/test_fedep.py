@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from bfl_bench.errors import ConfigError
-from bfl_bench.inference.curvature import diagonal_fisher
+from bfl_bench.inference.curvature import clip_outliers, diagonal_fisher
 from bfl_bench.inference.train import train
 from bfl_bench.methods import fedep
 from bfl_bench.methods.fedavg import FedAvg
-from bfl_bench.methods.fedep import FedEp, clip_outliers
+from bfl_bench.methods.fedep import FedEp
 from tests.composing import SMALL, experiment
 from tests.federation import generator, make_clients, make_task, random_start, run_round
 from tests.quadratics import SIZES, Course, Quadratics, make_quadratic_task, make_quadratics

@@ -1,4 +1,4 @@
-"""FedPA: the closed form against a dense solve and the authors' recursion, samples of epochs, FedAvg while it burns in."""
+"""FedPA: the closed form against a dense solve and a recursion, samples of epochs, and FedAvg while it burns in."""
 
 from dataclasses import replace
 from typing import Any
@@ -68,7 +68,7 @@ def test_many_samples_of_quadratics_give_their_gradients_which_vanish_at_the_pro
         deltas.append(posterior_step(mode, samples, 1.0))
         gradients.append(curvature @ (mode - optimum))
     for delta, gradient in zip(deltas, gradients, strict=True):
-        torch.testing.assert_close(delta, gradient, rtol=0.0, atol=0.4)  # curvatures are up to 6, and known to 1 / sqrt(1000)
+        torch.testing.assert_close(delta, gradient, rtol=0.0, atol=0.4)  # curvatures up to 6, known to 1 / sqrt(1000)
         assert gradient.abs().max() > 0.3
     torch.testing.assert_close(sum(deltas), torch.zeros(3, dtype=DOUBLE), rtol=0.0, atol=0.4)
 
