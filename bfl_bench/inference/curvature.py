@@ -66,12 +66,19 @@ def expected_squared_gradient(task: Task, x: Tensor) -> Tensor:
     """
     with torch.no_grad():
         outputs = task.model(x)
-    if not isinstance(task.likelihood, Categorical) or outputs.dim() != 2:
-        raise UnsuitableError("a network that predicts one class for an example, for its expected gradients")
     num_classes = outputs.shape[1]
     labels = outputs.softmax(1).sqrt().diag_embed().flatten(0, 1)  # (n C, C)
     repeated = x.repeat_interleave(num_classes, dim=0)
     return num_classes * mean_squared_gradient(task, repeated, labels, chunk_size=256)
+
+
+def check_expected_gradient(task: Task) -> None:
+    """Refuse a network that predicts something else than one class for an example."""
+    task.model.module.eval()
+    with torch.no_grad():
+        outputs = task.model(task.data.low.expand(task.data.input_shape)[None])
+    if not isinstance(task.likelihood, Categorical) or outputs.dim() != 2:
+        raise UnsuitableError("a network that predicts one class for an example, for its expected gradients")
 
 
 def squared_gradient(task: Task, x: Tensor, y: Tensor, kind: Fisher) -> Tensor:

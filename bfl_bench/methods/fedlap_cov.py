@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bfl_bench.inference.curvature import Fisher, diagonal_fisher
+from bfl_bench.inference.curvature import Fisher, check_expected_gradient, diagonal_fisher
 from bfl_bench.inference.duals import Cavity, DualMethod
 from bfl_bench.inference.train import Trained, train
 from bfl_bench.method import Client, Needs, Task, Tensors
@@ -29,6 +29,10 @@ class FedLapCov(DualMethod):
 
     fisher: Fisher
     draws_from: Literal["mean", "posterior"]
+
+    def check(self, task: Task) -> None:
+        if self.fisher == "model":
+            check_expected_gradient(task)
 
     def fit(
         self, task: Task, start: Tensor, cavity: Cavity, client: Client, rng: torch.Generator

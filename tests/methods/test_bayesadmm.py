@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bfl_bench.errors import ConfigError
+from bfl_bench.errors import ConfigError, UnsuitableError
 from bfl_bench.inference.curvature import diagonal_fisher
 from bfl_bench.inference.duals import DualMethod
 from bfl_bench.inference.ivon import Ivon
@@ -233,6 +233,13 @@ def test_draws(method: DualMethod) -> None:
     own = {"params": state["params"], "precision": precision}
     local = torch.stack(list(method.draws(task, own, 4000, generator())))
     torch.testing.assert_close(local.var(0), 1 / precision, rtol=0.15, atol=0.0)
+
+
+def test_fedlap_cov_refuses_sequences_before_it_trains() -> None:
+    task = make_task(nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (3, 2))))
+    with pytest.raises(UnsuitableError, match="one class for an example"):
+        fedlap_cov().check(task)
+    fedlap_cov(fisher="per_sample").check(task)
 
 
 def test_fedlap_cov_predicts_with_its_mean() -> None:

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference.curvature import (
+    check_expected_gradient,
     check_hessian,
     diagonal_fisher,
     eigenvalues,
@@ -81,7 +82,8 @@ def test_fisher_of_the_model_is_the_diagonal_of_the_generalised_gauss_newton_mat
 def test_fisher_of_the_model_needs_one_label_for_an_example() -> None:
     task = make_task(nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (3, 2))))
     with pytest.raises(UnsuitableError, match="one class for an example"):
-        diagonal_fisher(task, random_start(task), make_clients()[1], generator(), "model")
+        check_expected_gradient(task)
+    check_expected_gradient(make_task())
 
 
 def test_full_gradient_is_that_of_the_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
