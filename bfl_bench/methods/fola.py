@@ -24,6 +24,7 @@ from bfl_bench.checks import AtLeast
 from bfl_bench.errors import ConfigError
 from bfl_bench.inference.curvature import (
     Fisher,
+    check_expected_gradient,
     check_hessian,
     diagonal_fisher,
     eigenvalues,
@@ -57,6 +58,8 @@ class Fola(Method):
     def check(self, task: Task) -> None:
         if self.structure != "diagonal":
             check_hessian(task)
+        elif self.fisher == "model":
+            check_expected_gradient(task)
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         precision = torch.full_like(task.model.gradient, self.gamma)
