@@ -36,6 +36,8 @@ NEEDS = {
     "fedbe": ["dataset.server_samples=20", "method.epochs=2", "method.batch_size=8"],
     "dense": DENSE,
     "dense_fedlpa": DENSE,
+    "fedep": ["method.burn_in_rounds=0"],
+    "fedpa": ["method.burn_in_rounds=0"],
     "fedlpa_released": ["method.descent_steps=3"],
     "swag": ["method.start_round=2"],
     "virtual": ["server.lr=0.3"],

@@ -173,7 +173,7 @@ def test_a_group(bfl_run: BflRun) -> None:
 @pytest.mark.parametrize(
     ("word", "start", "meant"),
     [
-        ("method=folla", "method: got 'folla', allowed: dense, ", "fola"),
+        ("method=folla", "method: got 'folla', allowed: bayesadmm, ", "fola"),
         ("partition=_test", "partition: got '_test', allowed: classes, ", None),
         ("metod=fola", "metod: got 'fola', allowed: group=option, a group (dataset, ", "method"),
         ("datasets", "--help: got 'datasets', allowed: group=option, a group (dataset, ", "dataset"),

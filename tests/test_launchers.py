@@ -62,7 +62,7 @@ def check(done: "subprocess.CompletedProcess[str]") -> None:
     assert "Sweep of 4: 1 done, 1 diverged, 2 failed" in done.stdout
     assert "method=exploding: unforeseen ZeroDivisionError in parts.py, line 7: boom" in done.stderr
     assert "method=diverging: diverged: round 1, client 0: params became NaN or infinite" in done.stderr
-    assert "method=nonsense: method: got 'nonsense', allowed: dense" in done.stderr
+    assert "method=nonsense: method: got 'nonsense', allowed: bayesadmm" in done.stderr
 
 
 @pytest.mark.launchers

@@ -309,7 +309,7 @@ def test_points_of_a_sweep_say_the_same(bfl_run: BflRun) -> None:
     result = bfl_run("-m", "method=xyz,fola", "method.foo=1")
     assert (result.code, result.out) == (1, "Sweep of 2: 2 failed\n")
     first, second = result.err.splitlines()
-    assert first.startswith("bfl-run: method=xyz method.foo=1: method: got 'xyz', allowed: dense, ")
+    assert first.startswith("bfl-run: method=xyz method.foo=1: method: got 'xyz', allowed: bayesadmm, ")
     assert second.startswith(f"bfl-run: method=fola method.foo=1: method.foo: got '1', allowed: {NO_KEY}_target_, ")
 
 

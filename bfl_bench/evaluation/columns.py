@@ -538,7 +538,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
             definition="coordinates of a client's cavity whose precision fell below method.min_precision and was "
             "repaired",
             direction="down",
-            of="virtual",
+            of="virtual, fedep",
         ),
         Column(
             name="server_improper",
@@ -546,7 +546,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
             definition="coordinates of the server's posterior whose precision fell below method.min_precision and was "
             "repaired",
             direction="down",
-            of="virtual",
+            of="virtual, bayesadmm, fedlap_cov, fedep",
         ),
         Column(
             name="distillation_loss",

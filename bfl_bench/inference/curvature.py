@@ -13,8 +13,9 @@ from bfl_bench.inference.kronecker import find_layers, inputs_and_slopes
 from bfl_bench.likelihood import Categorical
 from bfl_bench.method import Client, Task
 
-Fisher = Literal["batch_gradient", "per_sample"]
-"""Squares of the gradients of minibatch means, or of single examples (the diagonal of the empirical Fisher)."""
+Fisher = Literal["batch_gradient", "per_sample", "model"]
+"""Squares of the gradients of minibatch means; of single examples, the diagonal of the empirical Fisher; of these the
+expectation over labels as the network predicts them, that of the true Fisher, a generalised Gauss-Newton matrix."""
 
 
 def mean_squared_gradient(task: Task, x: Tensor, y: Tensor, chunk_size: int = 32) -> Tensor:
@@ -57,6 +58,34 @@ def _differentiate_singly(task: Task, x: Tensor, y: Tensor, chunk_size: int) -> 
     return total / len(y)
 
 
+def expected_squared_gradient(task: Task, x: Tensor) -> Tensor:
+    """Average over examples the squared gradient of the loss, in expectation over labels as the network predicts, (P,).
+
+    Every example comes once for each class: with the root of its probability as the label, the square of the gradient
+    is that for the class, times its probability.
+    """
+    with torch.no_grad():
+        outputs = task.model(x)
+    num_classes = outputs.shape[1]
+    labels = outputs.softmax(1).sqrt().diag_embed().flatten(0, 1)  # (n C, C)
+    repeated = x.repeat_interleave(num_classes, dim=0)
+    return num_classes * mean_squared_gradient(task, repeated, labels, chunk_size=256)
+
+
+def check_expected_gradient(task: Task) -> None:
+    """Refuse a network that predicts something else than one class for an example."""
+    task.model.module.eval()
+    with torch.no_grad():
+        outputs = task.model(task.data.low.expand(task.data.input_shape)[None])
+    if not isinstance(task.likelihood, Categorical) or outputs.dim() != 2:
+        raise UnsuitableError("a network that predicts one class for an example, for its expected gradients")
+
+
+def squared_gradient(task: Task, x: Tensor, y: Tensor, kind: Fisher) -> Tensor:
+    """Average the squared gradients of single examples, for the labels of `model` or for their own, (P,)."""
+    return expected_squared_gradient(task, x) if kind == "model" else mean_squared_gradient(task, x, y)
+
+
 def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Generator, kind: Fisher) -> Tensor:
     """One pass over the client's data at `vector`, as it trains: the mean of squared gradients, (P,).
 
@@ -72,12 +101,18 @@ def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Gener
     order = torch.randperm(len(client), generator=rng) if shuffled else torch.arange(len(client))
     for positions in torch.split(order.to(client.indices.device), task.local.batch_size):
         x, y = client.gather(positions, rng)
-        if kind == "per_sample":
-            total.add_(mean_squared_gradient(task, x, y), alpha=len(y) / len(client))
-        else:
+        if kind == "batch_gradient":
             gradient = model.backward(task.likelihood.loss(model(x), y))
             total.addcmul_(gradient, gradient, value=len(y) / len(client))
+        else:
+            total.add_(squared_gradient(task, x, y, kind), alpha=len(y) / len(client))
     return total
+
+
+def clip_outliers(values: Tensor) -> Tensor:
+    """Clip to two standard deviations from the mean."""
+    mean, deviation = values.mean(), values.std(correction=0)
+    return values.clamp(mean - 2 * deviation, mean + 2 * deviation)
 
 
 LARGEST_DENSE = 3000  # parameters of a network whose Hessian is computed by automatic differentiation

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import AtLeast
-from bfl_bench.inference.curvature import Fisher, diagonal_fisher
+from bfl_bench.inference.curvature import Fisher, check_expected_gradient, diagonal_fisher
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Replies, Task, Tensors, Update
@@ -30,6 +30,10 @@ class FedCurv(PointMethod):
     penalty_weight: Annotated[float, AtLeast(0)]
     fisher: Fisher
     penalty_gradient: bool
+
+    def check(self, task: Task) -> None:
+        if self.fisher == "model":
+            check_expected_gradient(task)
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         zeros = torch.zeros_like(task.model.gradient)

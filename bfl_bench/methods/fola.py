@@ -33,11 +33,12 @@ from bfl_bench.checks import AtLeast
 from bfl_bench.errors import ConfigError
 from bfl_bench.inference.curvature import (
     Fisher,
+    check_expected_gradient,
     check_hessian,
     diagonal_fisher,
     eigenvalues,
     mean_hessian,
-    mean_squared_gradient,
+    squared_gradient,
 )
 from bfl_bench.inference.laplace import LaplacePosterior, laplace
 from bfl_bench.inference.train import train
@@ -75,6 +76,8 @@ class Fola(Method):
     def check(self, task: Task) -> None:
         if self.structure != "diagonal":
             check_hessian(task)
+        elif self.fisher == "model":
+            check_expected_gradient(task)
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         precision = torch.full_like(task.model.gradient, self.gamma)
@@ -102,7 +105,7 @@ class Fola(Method):
             if on_the_way and self.fisher == "batch_gradient":
                 fisher.addcmul_(gradient, gradient, value=share)
             elif on_the_way:
-                fisher.add_(mean_squared_gradient(task, x, y), alpha=share)
+                fisher.add_(squared_gradient(task, x, y, self.fisher), alpha=share)
             if pulled:
                 gradient.add_(multiply(prior_precision, parameters - prior_mean), alpha=strength)
             if decay:

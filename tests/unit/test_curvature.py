@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference.curvature import (
+    check_expected_gradient,
     check_hessian,
     diagonal_fisher,
     eigenvalues,
@@ -71,6 +72,35 @@ def test_chunks_change_nothing() -> None:
     x, y = client.gather(torch.arange(12), generator())
     whole = mean_squared_gradient(task, x, y, chunk_size=100)
     torch.testing.assert_close(mean_squared_gradient(task, x, y, chunk_size=5), whole, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("convolution", [False, True])
+def test_fisher_of_the_model_is_the_diagonal_of_the_generalised_gauss_newton_matrix(convolution: bool) -> None:
+    """Against J'(diag(p) - p p')J, dense, with J the Jacobian of the outputs; no label enters."""
+    task = make_task(convolutional() if convolution else None, batch_size=5)
+    clients = make_clients(shape=(2, 3, 4)) if convolution else make_clients()
+    start, client = random_start(task), clients[1]
+    found = diagonal_fisher(task, start, client, generator(), "model")
+    layout = task.model.layout
+    x, _ = client.gather(torch.arange(12), generator())
+
+    def outputs(vector: Tensor) -> Tensor:
+        tensors = {entry.name: entry.view(vector) for entry in layout.entries}
+        return torch.func.functional_call(task.model.module, tensors, (x,))
+
+    jacobian = torch.autograd.functional.jacobian(outputs, start)  # type: ignore[no-untyped-call]
+    p = outputs(start).softmax(1).detach()
+    middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    expected = torch.einsum("ncp,ncd,ndp->p", jacobian, middle, jacobian) / 12
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)  # float32 sums
+    assert not torch.allclose(found, diagonal_fisher(task, start, client, generator(), "per_sample"), rtol=0.1)
+
+
+def test_fisher_of_the_model_needs_one_label_for_an_example() -> None:
+    task = make_task(nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (3, 2))))
+    with pytest.raises(UnsuitableError, match="one class for an example"):
+        check_expected_gradient(task)
+    check_expected_gradient(make_task())
 
 
 def test_full_gradient_is_that_of_the_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
