@@ -114,6 +114,8 @@ def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
             private = plan.make_model(dataset.input_shape, num_outputs) if needs.lateral else None
         except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
             raise ConfigError("model", plan.model_name, f"a network that can be made ({error})") from None
+        except ConfigError as error:
+            raise error.below("model") from None
         except UnsuitableError as error:
             raise ConfigError("model", plan.model_name, error.needed) from None
         if plan.gaussian is None or layers == 0 or not needs.gaussian_layers:

@@ -44,10 +44,9 @@ def construct_method(config: Mapping[str, Any]) -> Method:
 
 def _construct_any_method(config: Mapping[str, Any]) -> Any:
     rule, method = config["aggregator"].get("name"), config["method"].get("name")
-    target = _target("method", config)
-    takes_rule = "aggregator" in inspect.signature(target).parameters
+    takes_rule = takes("method", config, "aggregator")
     if takes_rule and rule == "none":
-        if _may_be_none(target, "aggregator"):
+        if _may_be_none(_target("method", config), "aggregator"):
             return construct("method", config, aggregator=None)
         raise ConfigError("aggregator", rule, f"a rule; method {method} needs one")
     if not takes_rule and rule != "none":
@@ -55,6 +54,11 @@ def _construct_any_method(config: Mapping[str, Any]) -> Any:
     if not takes_rule:
         return construct("method", config)
     return construct("method", config, aggregator=_construct_rule(config))
+
+
+def takes(group: str, config: Mapping[str, Any], parameter: str) -> bool:
+    """Tell whether what a group's node names has a parameter of this name."""
+    return parameter in inspect.signature(_target(group, config)).parameters
 
 
 def _may_be_none(target: Callable[..., Any], parameter: str) -> bool:

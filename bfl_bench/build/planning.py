@@ -17,6 +17,7 @@ from bfl_bench.build.parts import (
     construct_method,
     construct_section,
     split_model,
+    takes,
 )
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.dataset import DatasetConfig
@@ -130,6 +131,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
     if asked not in ("auto", "auto_all", 0) and not needs.gaussian_layers:
         allowed = f"auto, auto_all or 0; method {method.name} has no Gaussian layers"
         raise ConfigError("model.bayesian_layers", asked, allowed)
+    if needs.dropout and "dropout" in model and not takes("model", config, "dropout"):
+        allowed = f"a network with the key dropout, such as mlp, lenet, cnn and resnet8, for method {method.name}"
+        raise ConfigError("model", config["model"].get("name"), allowed)
     if server_samples == 0 and needs.server_data != "none":
         allowed = f"above 0; method {method.name} needs {needs.server_data} examples on the server"
         raise ConfigError("dataset.server_samples", 0, allowed)
