@@ -19,7 +19,8 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from bfl_bench.errors import RunError
+from bfl_bench import reading
+from bfl_bench.errors import DamagedError, RunError
 
 SCHEMA_VERSION = 1
 VERSIONS = {"summary.json": 2, "manifest.json": 2}
@@ -41,6 +42,19 @@ CURVES_FIGURE = "curves.png"
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+
+TYPES: dict[str, dict[str, tuple[type, ...]]] = {
+    SUMMARY: {"status": (str,), "rounds": (int,), "final": (dict, type(None)), "best": (dict, type(None))},
+    ENVIRONMENT: {
+        "own_code": (dict,),
+        "earlier_code": (list,),
+        "partition_sha256": (str,),
+        "commit": (str, type(None)),
+        "cpu": (dict,),
+    },
+    MANIFEST: {"round": (int,), "server": (str,), "clients": (dict,), "notes": (dict,), "sha256": (dict,)},
+}
+"""Types of values in files, by the files' names."""
 
 METRICS_COLUMNS = (
     "round",
@@ -91,9 +105,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The content, or None where the file does not exist."""
+    """The content, or None where the file does not exist; a damaged one raises a `DamagedError` that names it."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = reading.read_json(path)
     except FileNotFoundError:
         return None
     newest = VERSIONS.get(path.name, SCHEMA_VERSION)
@@ -102,7 +116,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
             f"{path} has schema version {content.get('schema_version')}, this program reads up to {newest}; "
             "use the version of bfl-bench that wrote it, or another `out` folder"
         )
+    for key, kinds in TYPES.get(path.name, {}).items():
+        if key in content and not isinstance(content[key], kinds):
+            raise DamagedError(f"{path} is damaged: {key} is {content[key]!r:.40}")
+    if path.name == SUMMARY and not _is_summary(content):
+        raise DamagedError(f"{path} is damaged: it lacks a status, or a metric is no number")
     return content
+
+
+def _is_summary(content: Mapping[str, Any]) -> bool:
+    rows = [content.get(key) or {} for key in ("final", "best")]
+    values = [value for row in rows for value in row.values()]
+    return "status" in content and all(value is None or type(value) in (int, float) for value in values)
 
 
 class Table:
@@ -188,8 +213,12 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell
 
 
 def read_table(path: Path) -> list[dict[str, Cell]]:
-    with path.open(newline="") as file:
-        return [{key: parse_cell(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
+    """Read the rows of a table; a damaged one raises a `DamagedError` that names it."""
+    columns, rows = reading.read_table(path)
+    try:
+        return [dict(zip(columns, map(parse_cell, row), strict=True)) for row in rows]
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged: {error}") from None
 
 
 def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
@@ -200,7 +229,16 @@ def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
-    write_text(folder / CONFIG, yaml.safe_dump({"schema_version": SCHEMA_VERSION, **config}, sort_keys=False))
+    text = yaml.dump({"schema_version": SCHEMA_VERSION, **config}, Dumper=_PlainDumper, sort_keys=False)
+    if not (folder / CONFIG).is_file() or (folder / CONFIG).read_bytes() != text.encode():  # not at every start
+        write_text(folder / CONFIG, text)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes a list that stands in two places twice: a reader takes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 @contextmanager
