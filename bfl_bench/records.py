@@ -23,7 +23,7 @@ from bfl_bench import reading
 from bfl_bench.errors import DamagedError, RunError
 
 SCHEMA_VERSION = 1
-VERSIONS = {"summary.json": 2, "manifest.json": 2}
+VERSIONS = {"summary.json": 2, "manifest.json": 2, "previous.json": 2}
 """Of what a file of this name holds; any other file has SCHEMA_VERSION."""
 
 METRICS = "metrics.csv"
@@ -41,6 +41,7 @@ PARTITION_FIGURE = "partition.png"
 CURVES_FIGURE = "curves.png"
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"
+PREVIOUS = "previous.json"
 LOCK = ".lock"
 
 TYPES: dict[str, dict[str, tuple[type, ...]]] = {
@@ -54,6 +55,7 @@ TYPES: dict[str, dict[str, tuple[type, ...]]] = {
     },
     MANIFEST: {"round": (int,), "server": (str,), "clients": (dict,), "notes": (dict,), "sha256": (dict,)},
 }
+TYPES[PREVIOUS] = TYPES[MANIFEST]
 """Types of values in files, by the files' names."""
 
 METRICS_COLUMNS = (
@@ -93,15 +95,29 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, durable: bool = False) -> None:
     aside = path.with_name(path.name + ".tmp")
     aside.write_bytes(content)
+    if durable:
+        sync(aside)
     aside.replace(path)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.exists():
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def write_json(path: Path, content: Mapping[str, Any], durable: bool = False) -> None:
+    """Write a JSON file; a `durable` one is on the disk before it gets its name."""
     version = VERSIONS.get(path.name, SCHEMA_VERSION)
-    write_text(path, json.dumps({"schema_version": version, **content}, indent=2, allow_nan=False) + "\n")
+    text = json.dumps({"schema_version": version, **content}, indent=2, allow_nan=False) + "\n"
+    write_bytes(path, text.encode(), durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -225,7 +241,7 @@ def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
     """Write the config of a run that begins, or continues; with `force`, remove an earlier run first."""
     if force:
         for path in folder.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()

@@ -15,7 +15,7 @@ from bfl_bench.errors import DivergedError, PartError
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run import probes, uncertainty
-from bfl_bench.run.checkpoint import CheckpointFolder
+from bfl_bench.run.checkpoint import CheckpointFolder, check_kinds
 from bfl_bench.run.observers import Observer, RunInfo
 from bfl_bench.run.personal import Personal
 from bfl_bench.run.recorder import Measured, Notes, Recorder, Row, num_bytes, set_values, write_summary
@@ -72,6 +72,7 @@ def run(experiment: Experiment, folder: Path, observers: Sequence[Observer] = ()
                 row = course.advance(runner, round_)
                 for observer in observers:
                     observer.round(round_, row)
+            course.finish()
     except DivergedError as error:
         return end("diverged", str(error))
     except KeyboardInterrupt:
@@ -90,18 +91,26 @@ class _Course:
         saved = self._checkpoints.load(worker.task.model.vector.device)
         self._unsaved: dict[int, Tensors] = {}  # private states that changed since the last checkpoint
         has_own_test = worker.sets[TEST].own is not None
+        initial = worker.method.init(worker.task, stream(experiment.seed, "init"))
         if saved is None:
             self.finished = 0
-            self._state = worker.method.init(worker.task, stream(experiment.seed, "init"))
+            self._state = initial
             self._state |= {name: value for name, value in (experiment.start or {}).items() if name in self._state}
             self._memories: dict[int, Tensors] = {}
             notes = Notes()
             self._personal = Personal.begin(worker, self._state) if has_own_test else None
         else:
+            check_kinds(folder / records.CHECKPOINT, saved.state, initial)
+            for client, memory in saved.memories.items():
+                where = folder / records.CHECKPOINT / f"client {client}"
+                check_kinds(where, memory, worker.method.init_client(worker.task, initial, client))
             self.finished, self._state, self._memories = saved.round, saved.state, saved.memories
             notes = saved.notes
             self._personal = Personal(worker, notes.personal) if has_own_test else None
         self._recorder = Recorder(folder, worker.task.sizes, notes)
+
+    def finish(self) -> None:
+        self._checkpoints.finish()
 
     def advance(self, runner: Runner, round_: int) -> Row | None:
         """Play a round, evaluate it where that is due, and keep what has to be kept."""
@@ -119,7 +128,7 @@ class _Course:
         recorder.record_times(round_, measured, self._worker.task.model.vector.device)
         if round_ % self._experiment.checkpoint_every == 0 or round_ == self._experiment.rounds:
             notes = recorder.notes(self._personal.scores if self._personal else {})
-            self._checkpoints.save(round_, self._state, self._unsaved, notes)
+            self._checkpoints.save(round_, self._state, self._unsaved, notes, recorder.paths)
             self._unsaved = {}
         return row
 
