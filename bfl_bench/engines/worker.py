@@ -99,6 +99,7 @@ class Worker:
         where = f"round {job.round}, client {job.client_id}"
         check_finite({**update.message, **update.metrics}, where)
         check_finite({k: v for k, v in update.local.items() if v is not update.message.get(k)}, where)
+        check_finite({f"{k} of its private state": v for k, v in update.memory.items()}, where)
         trained = time.perf_counter()
         scores = self._score_local(update.local, names, None) if job.evaluate_local else None
         own = self.sets[TEST].of(job.client_id)

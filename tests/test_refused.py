@@ -1,0 +1,142 @@
+"""What used to be accepted and was wrong, or ended in a traceback: each is refused in a sentence, before it is run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bfl_bench.build import load, plan
+from bfl_bench.data.dataset import Dataset, Split
+from bfl_bench.data.synthetic import Synthetic
+from bfl_bench.errors import ConfigError, PartError
+from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.methods.fedavg import FedAvg
+from bfl_bench.run.loop import run
+from tests.composing import SMALL, resolve
+from tests.conftest import BflRun
+from tests.unit.test_run import make_experiment
+
+STAND_IN = ["data_dir=stand-in", "rounds=1", "partition=natural"]
+
+
+@dataclass(frozen=True)
+class WrongLabels(Synthetic):
+    """The labels of one part are changed."""
+
+    part: str
+    label: int
+    num_dropped: int
+
+    def load(self, data_dir: Path) -> Dataset:
+        dataset = super().load(data_dir)
+        split: Split = getattr(dataset, self.part)
+        y = split.y.clone()
+        y[3] = self.label
+        return replace(dataset, **{self.part: Split(split.x, y[self.num_dropped :])})
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize(
+    ("label", "dropped", "sentence"),
+    [
+        (3, 0, "the labels of {part} are torch.int64 from 0 to 3; expected: torch.int64 from 0 to 2"),
+        (-1, 0, "the labels of {part} are torch.int64 from -1 to 2; expected: torch.int64 from 0 to 2"),
+        (0, 2, "{part} has {n} inputs and {m} labels; expected: one label per input"),
+    ],
+)
+def test_labels_that_are_no_class(part: str, label: int, dropped: int, sentence: str) -> None:
+    config = resolve(*SMALL)
+    config["dataset"] |= {"_target_": f"{__name__}.WrongLabels", "part": part, "label": label, "num_dropped": dropped}
+    num = 120 if part == "train" else 40
+    with pytest.raises(PartError) as caught:
+        load(plan(config))
+    assert str(caught.value).startswith("dataset synthetic: " + sentence.format(part=part, n=num, m=num - dropped))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["dataset=shakespeare", "model=mlp", *STAND_IN],
+            "model: got 'mlp', allowed: one for inputs of shape (80,) and type torch.int64 (",
+        ),
+        (
+            ["dataset=har", "model=lstm", *STAND_IN],
+            "model: got 'lstm', allowed: one for inputs of shape (561,) and type torch.float32 (",
+        ),
+    ],
+)
+def test_a_network_for_other_data(overrides: list[str], sentence: str, bfl_run: BflRun, tmp_path: Path) -> None:
+    result = bfl_run(*overrides)
+    assert result.code == 2
+    assert result.err.startswith(f"bfl-run: {sentence}"), result.err
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+def misshapen(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, num_classes + 1))
+
+
+class NoTensor(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+
+def no_tensor(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return NoTensor()
+
+
+def batch_norm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, num_classes))
+
+
+def with_model(name: str, *overrides: str) -> dict[str, Any]:
+    config = resolve(*SMALL, "method=fedavg", *overrides)
+    config["model"] = {"_target_": f"{__name__}.{name}", "name": name}
+    return config
+
+
+@pytest.mark.parametrize(("name", "found"), [("misshapen", "(2, 4)"), ("no_tensor", "list")])
+def test_a_network_with_other_outputs(name: str, found: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(plan(with_model(name)))
+    said = f"model: got '{name}', allowed: one that makes (2, 3) of inputs of shape (2, 1, 4, 4) (it makes {found})"
+    assert str(caught.value) == said
+
+
+def test_batch_norm_and_a_minibatch_of_one() -> None:
+    config = with_model("batch_norm", "num_clients=4", "local.batch_size=29")
+    config["partition"] = resolve("partition=iid")["partition"]  # 30 examples each
+    with pytest.raises(ConfigError) as caught:
+        load(plan(config))
+    assert str(caught.value).startswith(
+        "local.batch_size: got 29, allowed: one that leaves no client a minibatch of one"
+    )
+    assert "client 0 has 30 examples" in str(caught.value)
+    config["local"]["batch_size"] = 28
+    before = torch.get_rng_state()
+    model = load(plan(config))[0].worker.task.model
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(model.vector, model.initial)  # its statistics too: trying it out leaves no trace
+    config["local"]["batch_size"] = 29
+    config["model"] |= {"_target_": "bfl_bench.models.networks.softmax"}
+    load(plan(config))
+
+
+@dataclass(frozen=True)
+class Spoiling(FedAvg):
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
+    ) -> Update:
+        update = super().client_update(task, broadcast, memory, client, rng)
+        return replace(update, memory={"drift": torch.tensor([1.0, torch.nan])})
+
+
+def test_nan_in_a_private_state_is_seen(tmp_path: Path) -> None:
+    summary = run(make_experiment(Spoiling("spoiling", "size")), tmp_path)
+    assert summary["status"] == "diverged"
+    assert "drift of its private state became NaN" in summary["reason"]
