@@ -140,3 +140,38 @@ def test_nan_in_a_private_state_is_seen(tmp_path: Path) -> None:
     summary = run(make_experiment(Spoiling("spoiling", "size")), tmp_path)
     assert summary["status"] == "diverged"
     assert "drift of its private state became NaN" in summary["reason"]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Takes what a part of any group is given, and can do nothing."""
+
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("group", "function"), [("dataset", "load"), ("partition", "split"), ("engine", "check"), ("observer", "begin")]
+)
+def test_an_object_that_is_no_part(group: str, function: str) -> None:
+    config = resolve(*SMALL)
+    config[group] = {"_target_": f"{__name__}.Nothing", "name": "nothing"}
+    with pytest.raises(ConfigError) as caught:
+        plan(config)
+    assert caught.value.key == f"{group}._target_"
+    assert caught.value.allowed.startswith(f"a class whose objects have the function {function}")
+
+
+def no_module(input_shape: tuple[int, ...], num_classes: int) -> int:
+    return num_classes
+
+
+def test_a_network_that_is_no_module() -> None:
+    with pytest.raises(ConfigError, match=r"model\._target_: got 'int', allowed: what makes a torch\.nn\.Module"):
+        load(plan(with_model("no_module")))
+
+
+def test_too_little_memory_is_one_sentence(bfl_run: BflRun) -> None:
+    result = bfl_run(*SMALL, "dataset.train_samples=1000000000000000", "rounds=1")
+    assert result.code == 1
+    assert result.err.startswith("bfl-run: out of memory: a smaller size in the config may help (")
+    assert result.err.count("\n") == 1

@@ -156,6 +156,8 @@ def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
             num_outputs = dataset.likelihood.num_outputs + needs.extra_outputs
             module = plan.make_model(dataset.input_shape, num_outputs)
             private = plan.make_model(dataset.input_shape, num_outputs) if needs.lateral else None
+            if not isinstance(module, nn.Module):
+                raise ConfigError("_target_", type(module).__name__, "what makes a torch.nn.Module")
         except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
             raise ConfigError("model", plan.model_name, f"a network that can be made ({error})") from None
         except ConfigError as error:

@@ -17,18 +17,30 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.method import Method, Needs
 from bfl_bench.models.gaussian import GaussianSettings
 
+FUNCTIONS = {
+    "dataset": ("load",),
+    "partition": ("split",),
+    "engine": ("check", "start"),
+    "observer": ("begin", "round", "end"),
+}
+"""What the objects of a group can do."""
+
 
 def construct(group: str, config: Mapping[str, Any], supplied: tuple[str, ...] = (), **given: Any) -> Any:
     """The object a group's node and the `given` arguments describe, or a function of the `supplied` ones."""
     target = _target(group, config)
     values = {key: value for key, value in config[group].items() if key != "_target_"}
-    if "name" not in inspect.signature(target).parameters:
+    if not takes(group, config, "name"):
         values.pop("name", None)
     try:
         arguments = check_arguments(target, values, (*supplied, *given)) | given
-        return functools.partial(target, **arguments) if supplied else target(**arguments)
+        part = functools.partial(target, **arguments) if supplied else target(**arguments)
     except ConfigError as error:
         raise error.below(group) from None
+    if lacking := [name for name in FUNCTIONS.get(group, ()) if not callable(getattr(part, name, None))]:
+        allowed = f"a class whose objects have the function {lacking[0]}, as every {group} has"
+        raise ConfigError(f"{group}._target_", config[group]["_target_"], allowed)
+    return part
 
 
 def construct_method(config: Mapping[str, Any]) -> Method:
@@ -58,7 +70,12 @@ def _construct_any_method(config: Mapping[str, Any]) -> Any:
 
 def takes(group: str, config: Mapping[str, Any], parameter: str) -> bool:
     """Tell whether what a group's node names has a parameter of this name."""
-    return parameter in inspect.signature(_target(group, config)).parameters
+    target = _target(group, config)
+    try:
+        return parameter in inspect.signature(target).parameters
+    except ValueError:  # some of Python's own have none
+        allowed = "a class or function whose parameters have names"
+        raise ConfigError(f"{group}._target_", config[group]["_target_"], allowed) from None
 
 
 def _may_be_none(target: Callable[..., Any], parameter: str) -> bool:

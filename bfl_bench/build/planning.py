@@ -93,8 +93,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
             raise ConfigError(key, config.get(key), "a group of keys, as in conf/")
     for group in PARTS:
         name = config[group].get("name")
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
-            raise ConfigError(f"{group}.name", name, "letters, digits, dots, dashes and underscores, for the folder")
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+            allowed = "letters, digits, dots, dashes and underscores, for the folder, no dot or dash at the start"
+            raise ConfigError(f"{group}.name", name, allowed)
     top = {key: value for key, value in config.items() if key not in (*PARTS, *sections, "inputs")}
     settings = Settings(**check_arguments(Settings, top, also=(*PARTS, *sections)))
     for key in RUNS:
