@@ -49,6 +49,7 @@ TYPES: dict[str, dict[str, tuple[type, ...]]] = {
     ENVIRONMENT: {
         "own_code": (dict,),
         "earlier_code": (list,),
+        "earlier_cpus": (list,),
         "partition_sha256": (str,),
         "commit": (str, type(None)),
         "cpu": (dict,),

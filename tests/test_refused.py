@@ -1,5 +1,6 @@
 """What used to be accepted and was wrong, or ended in a traceback: each is refused in a sentence, before it is run."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bfl_bench import records
 from bfl_bench.build import load, plan
 from bfl_bench.data.dataset import Dataset, Split
 from bfl_bench.data.synthetic import Synthetic
 from bfl_bench.errors import ConfigError, PartError
-from bfl_bench.method import Client, Task, Tensors, Update
+from bfl_bench.method import Client, Replies, Task, Tensors, Update
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.run.loop import run
-from tests.composing import SMALL, resolve
+from tests.composing import SMALL, only_folder, resolve
 from tests.conftest import BflRun
 from tests.unit.test_run import make_experiment
 
@@ -175,3 +177,73 @@ def test_too_little_memory_is_one_sentence(bfl_run: BflRun) -> None:
     assert result.code == 1
     assert result.err.startswith("bfl-run: out of memory: a smaller size in the config may help (")
     assert result.err.count("\n") == 1
+
+
+@dataclass(frozen=True)
+class Returns(FedAvg):
+    """Returns something else than it should, somewhere."""
+
+    where: str
+    what: Any
+
+    def init(self, task: Task, rng: torch.Generator) -> Tensors:
+        return self.what if self.where == "init" else super().init(task, rng)
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
+    ) -> Update:
+        update = super().client_update(task, broadcast, memory, client, rng)
+        if self.where == "update":
+            return self.what
+        return replace(update, **{self.where: self.what}) if self.where in ("message", "memory", "metrics") else update
+
+    def server_update(
+        self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator
+    ) -> tuple[Tensors, dict[str, float]]:
+        new = super().server_update(task, state, replies, rng)
+        if self.where == "server":
+            return self.what
+        return (self.what, {}) if self.where == "state" else new
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "sentence"),
+    [
+        ("init", None, "method own: init returned NoneType; expected: a dictionary of tensors"),
+        ("update", None, "client_update returned NoneType; expected: an Update"),
+        ("message", [1], "client_update returned as message list; expected: a dictionary of tensors"),
+        ("message", {"params": 3.0}, "client_update returned as message 'params': float; expected: tensors by their"),
+        ("memory", {3: torch.ones(1)}, "client_update returned as memory 3: Tensor; expected: tensors by their names"),
+        ("metrics", {"a": torch.ones(1)}, "client_update returned as metrics 'a': Tensor; expected: numbers"),
+        ("metrics", None, "client_update returned as metrics NoneType; expected: a dictionary of numbers"),
+        ("server", {"params": torch.ones(1)}, "round 1: server_update returned dict; expected: the state and metrics"),
+        ("state", {"params": None}, "server_update returned as state 'params': NoneType; expected: tensors"),
+        ("state", {"params": torch.ones(1, requires_grad=True)}, "a tensor with its gradient's graph"),
+    ],
+)
+def test_a_method_that_returns_something_else(where: str, what: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(PartError) as caught:
+        run(make_experiment(Returns("own", "size", where, what)), tmp_path)
+    assert str(caught.value).startswith("method own")
+    assert sentence in str(caught.value)
+
+
+def test_another_processor_is_said_and_recorded(bfl_run: BflRun, tmp_path: Path) -> None:
+    words = [*SMALL, "method=fedavg", "rounds=1"]
+    assert bfl_run(*words).code == 0
+    folder = only_folder(tmp_path / "outputs")
+    path = folder / records.ENVIRONMENT
+    first = json.loads(path.read_text())
+    assert set(first["cpu"]) == {"name", "instructions"}
+    other = {"name": "Abacus", "instructions": "BEADS"}
+    path.write_text(json.dumps(first | {"cpu": other}))
+    (folder / records.SUMMARY).unlink()
+    result = bfl_run(*words)
+    assert result.code == 0
+    now = f"{first['cpu']['name']} ({first['cpu']['instructions']})"
+    assert f"begun on Abacus (BEADS), continued on {now}: the result is that of neither alone" in result.err
+    second = json.loads(path.read_text())
+    assert (second["cpu"], second["earlier_cpus"]) == (first["cpu"], [other])
+    (folder / records.SUMMARY).unlink()
+    assert "begun on" not in bfl_run(*words).err
+    assert json.loads(path.read_text())["earlier_cpus"] == [other]

@@ -186,18 +186,21 @@ def _changed_code(folder: Path, config: dict[str, Any]) -> list[str]:
 def _describe_run(folder: Path, plan: "Plan", config: dict[str, Any], partition: Any, counts: Any) -> None:
     """The files that say what the run works on, written before its first round."""
     from bfl_bench import records
-    from bfl_bench.run.environment import describe_environment, join_code
+    from bfl_bench.run.environment import describe_environment, join_code, join_cpus
 
     digest = partition.digest()
     earlier = records.read_json(folder / records.ENVIRONMENT)
-    if earlier is not None and earlier["partition_sha256"] != digest:
+    if earlier is not None and earlier.get("partition_sha256") != digest:
         raise RunError(f"{folder} was begun on another split of the data; start over with force=true")
     partition.save(folder / records.PARTITION)
     held = [(client, label, counts[client, label]) for client, label in zip(*counts.nonzero(), strict=True)]
     records.write_table(folder / records.PARTITION_COUNTS, records.PARTITION_COLUMNS, held)
     begun = (folder / records.CHECKPOINT / records.MANIFEST).exists()  # else no number is of the earlier code
     environment = describe_environment(plan.device, plan.settings.threads, config)
-    environment = join_code(environment, earlier) if begun and earlier else environment
+    if begun and earlier:
+        environment, sentence = join_cpus(join_code(environment, earlier), earlier)
+        if sentence:
+            print(f"bfl-run: {folder.name}: {sentence}", file=sys.stderr)
     records.write_json(folder / records.ENVIRONMENT, {**environment, "partition_sha256": digest})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bfl_bench import records
-from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_finite
+from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_finite, check_numbers, check_tensors
 from bfl_bench.errors import DivergedError, PartError
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
@@ -81,6 +81,16 @@ def run(experiment: Experiment, folder: Path, observers: Sequence[Observer] = ()
     return end("done", None)
 
 
+def _check_server(who: str, returned: object) -> tuple[Tensors, dict[str, float]]:
+    """Raise where a method of a user's own did not return a state and metrics."""
+    what = f"{who}: server_update returned"
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise PartError(f"{what} {type(returned).__name__}; expected: the state and metrics, two dictionaries")
+    check_tensors(f"{what} as state", returned[0])
+    check_numbers(f"{what} as metrics", returned[1])
+    return returned
+
+
 class _Course:
     """A run between two rounds: the server's state, the clients' private states, the recorder, the checkpoint."""
 
@@ -92,6 +102,7 @@ class _Course:
         self._unsaved: dict[int, Tensors] = {}  # private states that changed since the last checkpoint
         has_own_test = worker.sets[TEST].own is not None
         initial = worker.method.init(worker.task, stream(experiment.seed, "init"))
+        check_tensors(f"method {worker.method.name}: init returned", initial)
         if saved is None:
             self.finished = 0
             self._state = initial
@@ -146,7 +157,8 @@ class _Course:
             kept = list(incoming)
             incoming = iter(kept)
         rng = stream(self._experiment.seed, "server", round_)
-        self._state, measured.server_metrics = method.server_update(worker.task, self._state, incoming, rng)
+        returned: object = method.server_update(worker.task, self._state, incoming, rng)
+        self._state, measured.server_metrics = _check_server(f"method {method.name}, round {round_}", returned)
         if (unread := next(incoming, None)) is not None:
             what = f"method {method.name}: server_update did not read the reply of client {unread[0]}"
             raise PartError(f"{what}; expected: all {len(cohort)} replies of the cohort")
