@@ -22,6 +22,8 @@ def make(source: str) -> Any:
         return _images(1, 28)
     if source in ("cifar10", "svhn", "cifar100"):
         return _images(3, 32, 100 if source == "cifar100" else 10)
+    if source == "emnist":
+        return make_emnist("balanced")
     if source == "qmnist":
         return Writers(np.arange(TRAIN) % 40, 40 + np.arange(TEST) % 10)
     if source == "femnist":  # 100 writers of digits, each with 12 images to train on
