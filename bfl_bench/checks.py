@@ -12,7 +12,7 @@ the key, what was given and what is allowed. The same works for a user's own cla
 """
 
 import inspect
-import sys
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +73,9 @@ class Interval:
         return "(two numbers, the lower first)"
 
 
+LARGEST_INT = 2**63 - 1  # of a tensor's whole numbers
+LARGEST_FLOAT = 3.4e38  # of single precision
+
 Bound = Above | AtLeast | Between | Interval
 
 
@@ -115,7 +118,16 @@ def unknown_key(name: str, keys: Sequence[str], elsewhere: Sequence[str] = ()) -
 
 def check_value(key: str, value: Any, annotation: Any) -> None:
     if not _fits(value, annotation):
-        raise ConfigError(key, value, describe(annotation))
+        limit = ", numbers being at most 2^63 - 1 or, with a fraction, 3.4e38" if _is_huge(value) else ""
+        raise ConfigError(key, value, describe(annotation) + limit)
+
+
+def _is_huge(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_huge, value))
+    if isinstance(value, float):
+        return math.isfinite(value) and abs(value) > LARGEST_FLOAT
+    return isinstance(value, int) and abs(value) > LARGEST_INT
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -135,9 +147,9 @@ def _fits(value: Any, annotation: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
     if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
     if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INT
     if annotation is None:
         return value is None
     return isinstance(value, annotation) if isinstance(annotation, type) else True

@@ -61,5 +61,9 @@ class RunError(BflError):
     """A run folder cannot be used: locked, unwritable, or made by another config."""
 
 
+class DamagedError(RunError):
+    """A file of a run is not what was written: cut, altered, of another kind."""
+
+
 class DivergedError(BflError):
     """A loss, a parameter or a posterior became NaN or infinite."""

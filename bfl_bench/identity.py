@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from bfl_bench import records
-from bfl_bench.errors import RunError
+from bfl_bench import reading, records
+from bfl_bench.errors import DamagedError, RunError
 
 # Keys that cannot change a result; `inputs` counts in the place of the paths that it describes.
 WITHOUT_EFFECT = frozenset(
@@ -258,15 +256,17 @@ def _name_run(folder: object) -> str | None:
     return None if config is None else folder_name(config)
 
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where it is installed
-
-
 def read_config(folder: records.Place) -> dict[str, Any] | None:
     """Read the config in a run's folder, by today's names; None where there is none, or that of something else."""
     try:
-        content = yaml.load((folder / records.CONFIG).read_text(), LOADER)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return load_config(folder)
+    except (FileNotFoundError, DamagedError):
         return None
+
+
+def load_config(folder: records.Place) -> dict[str, Any] | None:
+    """Do the same, but raise a `DamagedError` on a damaged file, and `FileNotFoundError` where there is none."""
+    content = reading.read_yaml(folder / records.CONFIG)
     if not isinstance(content, dict) or not {"seed", "rounds"} <= set(content):
         return None
     named = all(isinstance(content.get(part), dict) and "name" in content[part] for part in PARTS)
@@ -277,10 +277,13 @@ def finished_summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] 
     """Read the summary of a run that is over; None where there is none, or only a part of one."""
     if not (folder / records.CONFIG).exists():
         return None
-    stored = read_config(folder)
-    if stored is None or identity(stored) != identity(config):
-        raise RunError(
-            f"{folder} belongs to another config (see its {records.CONFIG}); use another `out`, or force=true"
-        )
-    summary = records.read_json(folder / records.SUMMARY)
+    try:
+        stored = load_config(folder)
+        if stored is None or identity(stored) != identity(config):
+            raise RunError(
+                f"{folder} belongs to another config (see its {records.CONFIG}); use another `out`, or force=true"
+            )
+        summary = records.read_json(folder / records.SUMMARY)
+    except DamagedError as error:
+        raise RunError(f"{error}; use another `out`, or force=true") from None
     return summary if summary and summary["status"] in ("done", "diverged") else None

@@ -150,6 +150,7 @@ class Needs:
     num_initials: int = 1  # rows of `Task.initials`
     any_server_step: bool = False  # the state is a point: momentum and adaptive steps of the server make sense
     sgd: bool = False  # local training must be SGD, because the method's algebra is
+    dropout: bool = False  # the network has the key `dropout`, or layers of its own with dropout
 
 
 class Laplace(Protocol):

@@ -19,10 +19,11 @@ from typing import Any, Protocol
 import yaml
 from filelock import FileLock, Timeout
 
-from bfl_bench.errors import RunError
+from bfl_bench import reading
+from bfl_bench.errors import DamagedError, RunError
 
 SCHEMA_VERSION = 1
-VERSIONS = {"summary.json": 2, "manifest.json": 2}
+VERSIONS = {"summary.json": 2, "manifest.json": 2, "previous.json": 2}
 """Of what a file of this name holds; any other file has SCHEMA_VERSION."""
 
 METRICS = "metrics.csv"
@@ -45,7 +46,23 @@ CURVES_FIGURE = "curves.png"
 UNCERTAINTY_FIGURE = "uncertainty.png"
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"
+PREVIOUS = "previous.json"
 LOCK = ".lock"
+
+TYPES: dict[str, dict[str, tuple[type, ...]]] = {
+    SUMMARY: {"status": (str,), "rounds": (int,), "final": (dict, type(None)), "best": (dict, type(None))},
+    ENVIRONMENT: {
+        "own_code": (dict,),
+        "earlier_code": (list,),
+        "earlier_cpus": (list,),
+        "partition_sha256": (str,),
+        "commit": (str, type(None)),
+        "cpu": (dict,),
+    },
+    MANIFEST: {"round": (int,), "server": (str,), "clients": (dict,), "notes": (dict,), "sha256": (dict,)},
+}
+TYPES[PREVIOUS] = TYPES[MANIFEST]
+"""Types of values in files, by the files' names."""
 
 METRICS_COLUMNS = (
     "round",
@@ -107,34 +124,55 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, durable: bool = False) -> None:
     aside = path.with_name(path.name + ".tmp")
     aside.write_bytes(content)
+    if durable:
+        sync(aside)
     aside.replace(path)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.exists():
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def write_json(path: Path, content: Mapping[str, Any], durable: bool = False) -> None:
+    """Write a JSON file; a `durable` one is on the disk before it gets its name."""
     version = VERSIONS.get(path.name, SCHEMA_VERSION)
-    write_text(path, json.dumps({"schema_version": version, **content}, indent=2, allow_nan=False) + "\n")
+    text = json.dumps({"schema_version": version, **content}, indent=2, allow_nan=False) + "\n"
+    write_bytes(path, text.encode(), durable)
 
 
 def read_json(path: Place) -> dict[str, Any] | None:
-    """The content, or None where the file does not exist; what is no JSON object raises RunError."""
+    """The content, or None where the file does not exist; a damaged one raises a `DamagedError` that names it."""
     try:
-        content: Any = json.loads(path.read_text())
+        content = reading.read_json(path)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError, IsADirectoryError) as error:
-        raise RunError(f"{path} is damaged: {error}") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged: it holds no JSON object")
     newest = VERSIONS.get(path.name, SCHEMA_VERSION)
     if content.get("schema_version") not in range(1, newest + 1):
         raise RunError(
             f"{path} has schema version {content.get('schema_version')}, this program reads up to {newest}; "
             "use the version of bfl-bench that wrote it, or another `out` folder"
         )
+    for key, kinds in TYPES.get(path.name, {}).items():
+        if key in content and not isinstance(content[key], kinds):
+            raise DamagedError(f"{path} is damaged: {key} is {content[key]!r:.40}")
+    if path.name == SUMMARY and not _is_summary(content):
+        raise DamagedError(f"{path} is damaged: it lacks a status, or a metric is no number")
     return content
+
+
+def _is_summary(content: Mapping[str, Any]) -> bool:
+    rows = [content.get(key) or {} for key in ("final", "best")]
+    values = [value for row in rows for value in row.values()]
+    return "status" in content and all(value is None or type(value) in (int, float) for value in values)
 
 
 class Table:
@@ -220,22 +258,32 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell
 
 
 def read_table(path: Place) -> list[dict[str, Cell]]:
+    """Read the rows of a table; a damaged one raises a `DamagedError` that names it."""
+    columns, rows = reading.read_table(path)
     try:
-        lines = csv.DictReader(path.read_text().splitlines())
-        return [{key: parse_cell(cell) for key, cell in row.items()} for row in lines]
-    except (ValueError, TypeError, AttributeError, csv.Error) as error:  # a row too short has None, too long a list
-        raise RunError(f"{path} is damaged: {error}") from None
+        return [dict(zip(columns, map(parse_cell, row), strict=True)) for row in rows]
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged: {error}") from None
 
 
 def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
     """Write the config of a run that begins, or continues; with `force`, remove an earlier run first."""
     if force:
         for path in folder.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
-    write_text(folder / CONFIG, yaml.safe_dump({"schema_version": SCHEMA_VERSION, **config}, sort_keys=False))
+    text = yaml.dump({"schema_version": SCHEMA_VERSION, **config}, Dumper=_PlainDumper, sort_keys=False)
+    if not (folder / CONFIG).is_file() or (folder / CONFIG).read_bytes() != text.encode():  # not at every start
+        write_text(folder / CONFIG, text)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes a list that stands in two places twice: a reader takes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def bfl_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # so that main's own setting is undone after the test
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
 
@@ -51,6 +51,7 @@ def bfl_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         return Result(code, *capfd.readouterr())
 
     yield call
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     root.handlers[:] = handlers  # Hydra's write to streams that are gone after the test
     root.setLevel(level)

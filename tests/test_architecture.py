@@ -7,7 +7,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "bfl_bench"
 LAYERS = [  # from the bottom
     {"errors", "groups"},
-    {"checks", "rng", "records"},
+    {"checks", "rng", "reading"},
+    {"records"},
     {"identity"},
     {"aggregators", "models"},
     {"likelihood"},
@@ -61,7 +62,7 @@ def test_methods_do_not_import_one_another() -> None:
 
 
 def test_records_and_show_know_no_torch() -> None:
-    names = ("records", "identity", "groups", "run/observers", "commands/summary", "errors", "checks")
+    names = ("reading", "records", "identity", "groups", "run/observers", "commands/summary", "errors", "checks")
     files = [PACKAGE / f"{name}.py" for name in names]
     for path in (*files, *(PACKAGE / "report").glob("*.py")):
         assert not [module for module in imported(path) if module.split(".")[0] == "torch"], path

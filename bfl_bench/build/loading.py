@@ -20,7 +20,7 @@ from bfl_bench.data.partition.partition import Ints
 from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import TEST, VALIDATION, EvaluationSet, Worker
-from bfl_bench.errors import ConfigError, RunError, UnsuitableError
+from bfl_bench.errors import ConfigError, PartError, RunError, UnsuitableError
 from bfl_bench.identity import RUNS, fill_in, read_config
 from bfl_bench.inference.laplace import check_laplace
 from bfl_bench.likelihood import Categorical
@@ -42,6 +42,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         dataset = plan.dataset.load(data_dir)
     except ConfigError as error:
         raise error.below("dataset") from None
+    _check_labels(plan.dataset.name, dataset)
     dataset, server_data = _hold_out(dataset, plan.server_samples, settings.seed)
     if plan.method.needs.classes and not isinstance(dataset.likelihood, Categorical):
         raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
@@ -78,6 +79,20 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     return experiment, dataset, partition
 
 
+def _check_labels(name: str, dataset: Dataset) -> None:
+    """Refuse examples without a label, and labels that are no class: they would vanish from a partition."""
+    for part, split in (("train", dataset.train), ("test", dataset.test)):
+        if len(split.x) != len(split.y) or not len(split.y):
+            found = f"{len(split.x)} inputs and {len(split.y)} labels"
+            raise PartError(f"dataset {name}: {part} has {found}; expected: one label per input, at least one")
+        if isinstance(dataset.likelihood, Categorical):
+            low, high = split.y.min().item(), split.y.max().item()
+            if split.y.dtype != torch.int64 or low < 0 or high >= dataset.num_classes:
+                found = f"{split.y.dtype} from {low} to {high}"
+                expected = f"{torch.int64} from 0 to {dataset.num_classes - 1}"
+                raise PartError(f"dataset {name}: the labels of {part} are {found}; expected: {expected}")
+
+
 def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: ServerData | None) -> Task:
     """Make the network and all that clients and server share; let the method and the engine refuse it."""
     model = FlatModel(_make_module(plan, dataset), plan.device)
@@ -99,6 +114,7 @@ def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: 
         server_data=None if asked == "none" else server_data,
     )
     plan.engine.check(plan.device)
+    _try_out(plan, task, dataset)
     linearised = "linearised" in (plan.eval.predictive, *plan.eval.also_predict)
     for method in (plan.method, *plan.alternatives.values()):
         try:
@@ -111,6 +127,34 @@ def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: 
     return task
 
 
+def _try_out(plan: Plan, task: Task, dataset: Dataset) -> None:
+    """Refuse a network that cannot take the data, or does not give what the likelihood asks for."""
+    model, test = task.model, dataset.test
+    x, y = test.x[:2].to(plan.device), test.y[:2]
+    batch_size = task.local.batch_size
+    left_alone = next((client for client, size in enumerate(task.sizes) if size % batch_size == 1 or size == 1), None)
+    with torch.no_grad(), seeded_globally(0, plan.device):
+        try:
+            outputs = model.module.eval()(x)
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            allowed = f"one for inputs of shape {dataset.input_shape} and type {x.dtype} ({reason})"
+            raise ConfigError("model", plan.model_name, allowed) from None
+        expected = (len(y), dataset.likelihood.num_outputs + plan.method.needs.extra_outputs, *y.shape[1:])
+        found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        if isinstance(dataset.likelihood, Categorical) and found != expected:
+            allowed = f"one that makes {expected} of inputs of shape {tuple(x.shape)} (it makes {found})"
+            raise ConfigError("model", plan.model_name, allowed)
+        if left_alone is not None:
+            try:
+                model.module.train()(x[:1])
+            except ValueError as error:  # of BatchNorm
+                why = f"client {left_alone} has {task.sizes[left_alone]} examples: {error}"
+                allowed = f"one that leaves no client a minibatch of one example for model {plan.model_name} ({why})"
+                raise ConfigError("local.batch_size", batch_size, allowed) from None
+    model.load(model.initial)
+
+
 def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
     """Make the network, with the Gaussian layers that the method and `model.bayesian_layers` ask for."""
     layers, needs = plan.gaussian.bayesian_layers if plan.gaussian else 0, plan.method.needs
@@ -119,8 +163,12 @@ def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
             num_outputs = dataset.likelihood.num_outputs + needs.extra_outputs
             module = plan.make_model(dataset.input_shape, num_outputs)
             private = plan.make_model(dataset.input_shape, num_outputs) if needs.lateral else None
+            if not isinstance(module, nn.Module):
+                raise ConfigError("_target_", type(module).__name__, "what makes a torch.nn.Module")
         except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory does not suffice
             raise ConfigError("model", plan.model_name, f"a network that can be made ({error})") from None
+        except ConfigError as error:
+            raise error.below("model") from None
         except UnsuitableError as error:
             raise ConfigError("model", plan.model_name, error.needed) from None
         if plan.gaussian is None or layers == 0 or not needs.gaussian_layers:

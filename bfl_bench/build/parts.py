@@ -18,18 +18,30 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.method import Method, Needs
 from bfl_bench.models.gaussian import GaussianSettings
 
+FUNCTIONS = {
+    "dataset": ("load",),
+    "partition": ("split",),
+    "engine": ("check", "start"),
+    "observer": ("begin", "round", "end"),
+}
+"""What the objects of a group can do."""
+
 
 def construct(group: str, config: Mapping[str, Any], supplied: tuple[str, ...] = (), **given: Any) -> Any:
     """The object a group's node and the `given` arguments describe, or a function of the `supplied` ones."""
     target = _target(group, config)
     values = {key: value for key, value in config[group].items() if key != "_target_"}
-    if "name" not in inspect.signature(target).parameters:
+    if not takes(group, config, "name"):
         values.pop("name", None)
     try:
         arguments = check_arguments(target, values, (*supplied, *given)) | given
-        return functools.partial(target, **arguments) if supplied else target(**arguments)
+        part = functools.partial(target, **arguments) if supplied else target(**arguments)
     except ConfigError as error:
         raise error.below(group) from None
+    if lacking := [name for name in FUNCTIONS.get(group, ()) if not callable(getattr(part, name, None))]:
+        allowed = f"a class whose objects have the function {lacking[0]}, as every {group} has"
+        raise ConfigError(f"{group}._target_", config[group]["_target_"], allowed)
+    return part
 
 
 def construct_method(config: Mapping[str, Any]) -> Method:
@@ -45,10 +57,9 @@ def construct_method(config: Mapping[str, Any]) -> Method:
 
 def _construct_any_method(config: Mapping[str, Any]) -> Any:
     rule, method = config["aggregator"].get("name"), config["method"].get("name")
-    target = _target("method", config)
-    takes_rule = "aggregator" in inspect.signature(target).parameters
+    takes_rule = takes("method", config, "aggregator")
     if takes_rule and rule == "none":
-        if _may_be_none(target, "aggregator"):
+        if _may_be_none(_target("method", config), "aggregator"):
             return construct("method", config, aggregator=None)
         raise ConfigError("aggregator", rule, f"a rule; method {method} needs one")
     if not takes_rule and rule != "none":
@@ -56,6 +67,16 @@ def _construct_any_method(config: Mapping[str, Any]) -> Any:
     if not takes_rule:
         return construct("method", config)
     return construct("method", config, aggregator=_construct_rule(config))
+
+
+def takes(group: str, config: Mapping[str, Any], parameter: str) -> bool:
+    """Tell whether what a group's node names has a parameter of this name."""
+    target = _target(group, config)
+    try:
+        return parameter in inspect.signature(target).parameters
+    except ValueError:  # some of Python's own have none
+        allowed = "a class or function whose parameters have names"
+        raise ConfigError(f"{group}._target_", config[group]["_target_"], allowed) from None
 
 
 def _may_be_none(target: Callable[..., Any], parameter: str) -> bool:

@@ -18,6 +18,7 @@ from bfl_bench.build.parts import (
     construct_section,
     find_pixels,
     split_model,
+    takes,
 )
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.corruptions import CORRUPTIONS, Pixels
@@ -96,8 +97,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
             raise ConfigError(key, config.get(key), "a group of keys, as in conf/")
     for group in PARTS:
         name = config[group].get("name")
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
-            raise ConfigError(f"{group}.name", name, "letters, digits, dots, dashes and underscores, for the folder")
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+            allowed = "letters, digits, dots, dashes and underscores, for the folder, no dot or dash at the start"
+            raise ConfigError(f"{group}.name", name, allowed)
     top = {key: value for key, value in config.items() if key not in (*PARTS, *sections, "inputs")}
     settings = Settings(**check_arguments(Settings, top, also=(*PARTS, *sections)))
     for key in RUNS:
@@ -136,6 +138,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
     if asked not in ("auto", "auto_all", 0) and not needs.gaussian_layers:
         allowed = f"auto, auto_all or 0; method {method.name} has no Gaussian layers"
         raise ConfigError("model.bayesian_layers", asked, allowed)
+    if needs.dropout and "dropout" in model and not takes("model", config, "dropout"):
+        allowed = f"a network with the key dropout, such as mlp, lenet, cnn and resnet8, for method {method.name}"
+        raise ConfigError("model", config["model"].get("name"), allowed)
     if server_samples == 0 and needs.server_data != "none":
         allowed = f"above 0; method {method.name} needs {needs.server_data} examples on the server"
         raise ConfigError("dataset.server_samples", 0, allowed)

@@ -10,6 +10,8 @@ from bfl_bench.errors import BflError
 COMPOSING = ("compose_config", "load_sweep_config")
 """Functions of Hydra in which nothing runs yet: what they raise is a wrong config."""
 
+OUT_OF_MEMORY = "can't allocate memory"  # in torch's words
+
 STATUSES = ("done", "skipped", "dry run", "diverged", "failed")  # skipped: it had finished earlier
 
 
@@ -38,6 +40,9 @@ def outcome_of(error: BaseException, words: Sequence[str] = ()) -> Outcome:
     if isinstance(error, OSError):
         where = f" {error.filename}" if error.filename else ""
         return Outcome("failed", f"cannot read or write{where}: {error.strerror or error}; earlier files are intact", 1)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY in str(error)):
+        reason = " ".join(str(error).split())
+        return Outcome("failed", f"out of memory: a smaller size in the config may help ({reason})", 1)
     sentence = (
         f"unforeseen {type(error).__name__} in {Path(frames[-1].filename).name}, line {frames[-1].lineno}: {error}"
     )

@@ -37,17 +37,38 @@ class SweepError(BflError):
     """Some points of a sweep did not finish; they have been listed already."""
 
 
+class _Asked:
+    """Whether somebody asked this process to stop: libraries that draw or import can swallow a KeyboardInterrupt."""
+
+    stop = False
+
+
 def main() -> None:
+    _Asked.stop = False
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        code = _main()
+    except KeyboardInterrupt:
+        code = 130
+    if _Asked.stop or code == 130:
+        print("\nbfl-run: interrupted; the same command continues", file=sys.stderr)
+        code = 130
+    if code:
+        sys.exit(code)
+
+
+def _main() -> int:
     try:
         line = read_words(sys.argv[1:])
         if "--version" in line.options:
             from bfl_bench import __version__
 
             say(f"bfl-bench {__version__}")
-            return
+            return 0
         if "--help" in line.options:
             say(help_text(line))
-            return
+            return 0
         tell.cache_clear()
         line = replace(line, overrides=[modernise_override(override, tell) for override in line.overrides])
         line = expand_table(line)
@@ -55,8 +76,8 @@ def main() -> None:
         check_package(line)
     except ConfigError as error:
         print(f"bfl-run: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    sys.exit(_run_hydra(line))
+        return error.exit_code
+    return _run_hydra(line)
 
 
 def _run_hydra(line: CommandLine) -> int:
@@ -65,7 +86,6 @@ def _run_hydra(line: CommandLine) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to us instead of printing them
     sys.argv[1:] = _arrange(line).as_words()
     sweep = "--multirun" in line.options
-    signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for hydra/launcher=ray
     here = os.getpid()
     outcomes: list[Outcome] = []
@@ -78,12 +98,11 @@ def _run_hydra(line: CommandLine) -> int:
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(job)()
         last = Outcome("done") if sweep or not outcomes else outcomes[-1]
-    except KeyboardInterrupt:
-        print("\nbfl-run: interrupted; the same command continues", file=sys.stderr)
-        return 130
     except SweepError as error:
         return error.exit_code
     except Exception as error:
+        if _Asked.stop:  # an import that was interrupted, say
+            raise KeyboardInterrupt from None
         last = outcome_of(error, line.as_words())
     if last.exit_code:
         print(f"{last.traceback}bfl-run: {last.message}", file=sys.stderr)
@@ -109,17 +128,38 @@ def _defer(override: str) -> str:
 
 
 def _interrupt(signum: int, frame: object) -> None:
+    _Asked.stop = True
     raise KeyboardInterrupt
+
+
+class _Stopping:
+    """An observer that ends the run where the exception did not."""
+
+    def begin(self, info: object) -> None:
+        _stop_if_asked()
+
+    def round(self, round_: int, row: object) -> None:
+        _stop_if_asked()
+
+    def end(self, summary: object) -> None:
+        return
+
+
+def _stop_if_asked() -> None:
+    if _Asked.stop:
+        raise KeyboardInterrupt
 
 
 def run_job(config: "DictConfig", bar: bool) -> Outcome:
     """One run: a point of a sweep, or the only one."""
+    _stop_if_asked()
     # So that `_target_` finds a user's own module. Not earlier: Hydra runs every hydra_plugins/*.py on the path.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
         return _run(config, bar)
     except Exception as error:
+        _stop_if_asked()
         return outcome_of(error)
 
 
@@ -167,7 +207,7 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         records.start(folder, resolved, plan.settings.force)
         counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
         _describe_run(folder, plan, resolved, partition, counts)
-        summary = run(experiment, folder, [show_progress(bar), *plan.observers])
+        summary = run(experiment, folder, [show_progress(bar), *plan.observers, _Stopping()])
         draw_partition(counts, folder)
         draw_uncertainty(folder)
         draw_curves(folder)
@@ -188,18 +228,21 @@ def _changed_code(folder: Path, config: dict[str, Any]) -> list[str]:
 def _describe_run(folder: Path, plan: "Plan", config: dict[str, Any], partition: Any, counts: Any) -> None:
     """The files that say what the run works on, written before its first round."""
     from bfl_bench import records
-    from bfl_bench.run.environment import describe_environment, join_code
+    from bfl_bench.run.environment import describe_environment, join_code, join_cpus
 
     digest = partition.digest()
     earlier = records.read_json(folder / records.ENVIRONMENT)
-    if earlier is not None and earlier["partition_sha256"] != digest:
+    if earlier is not None and earlier.get("partition_sha256") != digest:
         raise RunError(f"{folder} was begun on another split of the data; start over with force=true")
     partition.save(folder / records.PARTITION)
     held = [(client, label, counts[client, label]) for client, label in zip(*counts.nonzero(), strict=True)]
     records.write_table(folder / records.PARTITION_COUNTS, records.PARTITION_COLUMNS, held)
     begun = (folder / records.CHECKPOINT / records.MANIFEST).exists()  # else no number is of the earlier code
     environment = describe_environment(plan.device, plan.settings.threads, config)
-    environment = join_code(environment, earlier) if begun and earlier else environment
+    if begun and earlier:
+        environment, sentence = join_cpus(join_code(environment, earlier), earlier)
+        if sentence:
+            print(f"bfl-run: {folder.name}: {sentence}", file=sys.stderr)
     records.write_json(folder / records.ENVIRONMENT, {**environment, "partition_sha256": digest})
 
 

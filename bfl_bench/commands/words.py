@@ -35,7 +35,6 @@ TAKING_A_VALUE = {
     "--cfg": "-c",
     "--package": "-p",
     "--info": "-i",
-    "--experimental-rerun": "",
 }
 """Options that take a value, and their short forms."""
 
@@ -107,6 +106,8 @@ def read_words(words: Sequence[str]) -> CommandLine:
                 options[name], expecting = value, "" if value else name
             elif name in FLAGS:
                 raise ConfigError(name, value, "no value")
+            elif name == "--experimental-rerun":
+                raise ConfigError(name, word, "a command line instead: the file that it takes can execute anything")
             else:
                 raise ConfigError("option", word, _known_options(word))
         else:
@@ -142,7 +143,7 @@ def check_words(line: CommandLine) -> None:
     check_places(line)
     overrides = [parse_override(word) for word in line.overrides]
     swept = "--multirun" in line.options or "hydra.mode=MULTIRUN" in line.overrides
-    elsewhere = {"--config-path", "--config-name", "--experimental-rerun"} & set(line.options)
+    elsewhere = {"--config-path", "--config-name"} & set(line.options)
     if any(override.key == "hydra.searchpath" for override in overrides):
         elsewhere.add("hydra.searchpath")
     for override in overrides:
@@ -170,15 +171,12 @@ def _check_options(options: Mapping[str, str]) -> None:
 def check_places(line: CommandLine) -> None:
     """Refuse folders and files that do not exist; an address such as pkg://module is left to Hydra."""
     own, main, name = (line.options.get(option) for option in ("--config-dir", "--config-path", "--config-name"))
-    rerun = line.options.get("--experimental-rerun")
     if own is not None and not (own and Path(own).is_dir()):
         raise ConfigError("--config-dir", own, "a folder with config files")
     if main is not None and "://" not in main and not (Path(main).is_absolute() and Path(main).is_dir()):
         raise ConfigError("--config-path", main, "the absolute path of a folder that has config files for everything")
     if name is not None and "://" not in (main or "") and find_file(name.removesuffix(".yaml"), line.folders) is None:
         raise ConfigError("--config-name", name, "config, or the name of a file in the folder of --config-dir")
-    if rerun is not None and not Path(rerun).is_file():
-        raise ConfigError("--experimental-rerun", rerun, "a file that Hydra's PickleJobInfoCallback wrote")
 
 
 def _check_search_path(override: Override, value: Any) -> None:
@@ -235,6 +233,8 @@ def _check_choice(override: Override, value: Any, folders: Sequence[Path]) -> No
     """Refuse an option that a group does not have, and what cannot be done to a group or to a key."""
     key, typed, prefix = override.key, override.typed, override.prefix
     names = _names(key, folders)
+    if key.startswith("hydra.") and key.endswith("._target_"):
+        raise ConfigError(key, typed, "hydra/launcher=NAME and the like; parts of Hydra are chosen by name")
     if key == "hydra":
         raise ConfigError(key, typed, "Hydra's keys one by one, hydra.KEY=VALUE")
     if "/" in key and not names and not key.startswith("hydra/"):

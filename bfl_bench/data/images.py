@@ -1,4 +1,4 @@
-"""The image datasets that are read from files: MNIST, Fashion-MNIST, CIFAR-10 and SVHN."""
+"""The image datasets that are read from files: MNIST and those of its format, CIFAR-10, CIFAR-100 and SVHN."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,15 @@ from bfl_bench.data.augment import (
     random_flip,
 )
 from bfl_bench.data.dataset import Dataset, Split
-from bfl_bench.data.sources import load_arrays
+from bfl_bench.data.sources import Arrays, load_arrays, load_emnist
+from bfl_bench.data.sources.characters import Choice
 from bfl_bench.errors import ConfigError
 from bfl_bench.likelihood import Categorical
 
 # Channels and side of the square images: lets a wrong config fail before anything is read.
-SHAPES = {"mnist": (1, 28), "fashion_mnist": (1, 28), "cifar10": (3, 32), "svhn": (3, 32)}
+GREY, COLOUR = (1, 28), (3, 32)
+SHAPES = {"mnist": GREY, "fashion_mnist": GREY, "kmnist": GREY, "emnist": GREY}
+SHAPES |= {"cifar10": COLOUR, "cifar100": COLOUR, "svhn": COLOUR}
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Images:
     """Classes of images, as many as the files have; augmentation, where switched on, in the order of FOLA's Table I."""
 
     name: str
-    source: Literal["mnist", "fashion_mnist", "cifar10", "svhn"]
+    source: Literal["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
     mean: list[float]
     std: list[Annotated[float, Above(0)]]
     crop_padding: Annotated[int, AtLeast(0)]
@@ -50,7 +53,9 @@ class Images:
             raise ConfigError("autoaugment", True, f"false for {self.source}: its images are grey")
 
     def load(self, data_dir: Path) -> Dataset:
-        arrays = load_arrays(self.source, data_dir)
+        return self._assemble(load_arrays(self.source, data_dir))
+
+    def _assemble(self, arrays: Arrays) -> Dataset:
         augmented = self.crop_padding > 0 or self.flip or self.autoaugment or self.cutout > 0
         train_x = torch.tensor(arrays.train_x)
         return Dataset(
@@ -75,3 +80,14 @@ class Images:
 
     def normalise(self, x: Tensor) -> Tensor:
         return normalise(x, 255, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class Emnist(Images):
+    """A choice of EMNIST's images; the classes are numbered from 0."""
+
+    source: Literal["emnist"]  # type: ignore[assignment] # Images have other sources
+    split: Choice
+
+    def load(self, data_dir: Path) -> Dataset:
+        return self._assemble(load_emnist(self.split, data_dir))

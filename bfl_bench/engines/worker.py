@@ -14,9 +14,9 @@ from bfl_bench.aggregators.algebra import Gaussian
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.corruptions import Pixels
 from bfl_bench.data.dataset import Augment, Split
-from bfl_bench.errors import DivergedError
+from bfl_bench.errors import DivergedError, PartError
 from bfl_bench.likelihood import Prediction, Scores, average
-from bfl_bench.method import Client, Layers, Method, Predictive, Task, Tensors
+from bfl_bench.method import Client, Layers, Method, Predictive, Task, Tensors, Update
 from bfl_bench.rng import stream
 
 TEST, VALIDATION = "test", "validation"
@@ -108,8 +108,10 @@ class Worker:
         task = self.task_of_round(job.round)
         update = self.method.client_update(task, broadcast, job.memory, client, stream(self.seed, *names))
         where = f"round {job.round}, client {job.client_id}"
+        self._check_update(update, where)
         check_finite({**update.message, **update.metrics}, where)
         check_finite({k: v for k, v in update.local.items() if v is not update.message.get(k)}, where)
+        check_finite({f"{k} of its private state": v for k, v in update.memory.items()}, where)
         trained = time.perf_counter()
         scores = self._score_local(update.local, names, None) if job.evaluate_local else None
         own = self.sets[TEST].of(job.client_id)
@@ -127,6 +129,14 @@ class Worker:
             train_seconds=trained - started,
             evaluation_seconds=time.perf_counter() - trained,
         )
+
+    def _check_update(self, update: object, where: str) -> None:
+        what = f"method {self.method.name}, {where}: client_update"
+        if not isinstance(update, Update):
+            raise PartError(f"{what} returned {type(update).__name__}; expected: an Update")
+        for name in ("message", "local", "memory"):
+            check_tensors(f"{what} returned as {name}", getattr(update, name))
+        check_numbers(f"{what} returned as metrics", update.metrics)
 
     def task_of_round(self, round_: int) -> Task:
         """Return the task with the learning rate that the schedule gives the round."""
@@ -242,6 +252,25 @@ class _OneByOne:
     def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
         for job in jobs:
             yield self.worker.run(broadcast, job)
+
+
+def check_tensors(what: str, value: object) -> None:
+    """Raise where a part of a user's own did not return a dictionary of tensors."""
+    if not isinstance(value, dict):
+        raise PartError(f"{what} {type(value).__name__}; expected: a dictionary of tensors")
+    for name, item in value.items():
+        if not isinstance(name, str) or not isinstance(item, Tensor):
+            raise PartError(f"{what} {name!r}: {type(item).__name__}; expected: tensors by their names")
+        if item.requires_grad:
+            raise PartError(f"{what} {name!r}, a tensor with its gradient's graph; expected: a detached one")
+
+
+def check_numbers(what: str, value: object) -> None:
+    if not isinstance(value, dict):
+        raise PartError(f"{what} {type(value).__name__}; expected: a dictionary of numbers")
+    for name, item in value.items():
+        if not isinstance(name, str) or not isinstance(item, int | float):
+            raise PartError(f"{what} {name!r}: {type(item).__name__}; expected: numbers by their names")
 
 
 def check_finite(values: Mapping[str, Tensor | float], where: str) -> None:

@@ -9,13 +9,14 @@ Deviations: none.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.likelihood import Prediction
-from bfl_bench.method import Task, Tensors
+from bfl_bench.method import Needs, Task, Tensors
 from bfl_bench.rng import derive_seed, seeded_globally
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -23,6 +24,8 @@ DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 @dataclass(frozen=True)
 class McDropout(PointMethod):
+    needs: ClassVar[Needs] = Needs(any_server_step=True, dropout=True)
+
     @torch.inference_mode()
     def predict(
         self, task: Task, model: Tensors, x: Tensor, num: int, batch_size: int, rng: torch.Generator

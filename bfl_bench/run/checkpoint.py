@@ -3,13 +3,20 @@
 Every file name carries the round that wrote it, and the manifest, renamed into place last, names the files that
 belong together. A run killed at any moment therefore finds a whole checkpoint: the new one or the one before. The
 manifest has the digests of the files and a seal over itself, so that what was damaged or edited since is named and
-never believed. Nothing in it executes on load.
+never believed; the run then goes on from the checkpoint before it. Nothing in it executes on load.
+
+The one before is the last that was forced onto the disk, which is done every few seconds, as it can take longer than a
+short round: a power failure costs the rounds since then.
 """
 
+import contextlib
 import hashlib
 import json
+import logging
+import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,10 +26,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save
 
-from bfl_bench.errors import RunError
+from bfl_bench.errors import DamagedError, RunError
 from bfl_bench.method import Tensors
-from bfl_bench.records import CHECKPOINT, MANIFEST, SUMMARY, read_json, write_bytes, write_json
+from bfl_bench.reading import read_bytes
+from bfl_bench.records import CHECKPOINT, MANIFEST, PREVIOUS, SUMMARY, read_json, sync, write_bytes, write_json
 from bfl_bench.run.recorder import Notes
+
+log = logging.getLogger(__name__)
+
+SYNC_SECONDS = 10.0  # at least, between two checkpoints that are forced onto the disk
+OWN_FILES = re.compile(r"(server-\d+|client-\d+-\d+)\.safetensors(\.tmp)?|(manifest|previous)\.json(\.tmp)?")
 
 
 @dataclass(frozen=True)
@@ -36,55 +49,103 @@ class Checkpoint:
 class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._clients: dict[int, str] = {}  # client id -> file of its newest private state
-        self._digests: dict[str, str] = {}  # file -> sha256
+        self._newest: dict[str, Any] = {}  # its manifest
+        self._kept: dict[str, Any] = {}  # manifest of the checkpoint before, which is on the disk for sure
+        self._unsynced: set[str] = set()  # files of the newest that may still be on their way to the disk
+        self._synced = -SYNC_SECONDS  # when
 
-    def save(self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Notes) -> None:
+    def save(
+        self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Notes, tables: Sequence[Path] = ()
+    ) -> None:
         """Write the server's state and the private states that changed since the last call."""
         self._path.mkdir(exist_ok=True)
         server = f"server-{round_}.safetensors"
-        clients = self._clients | {client: f"client-{client}-{round_}.safetensors" for client in changed}
-        digests = self._digests | {server: write_tensors(self._path / server, state)}
+        own = {str(client): f"client-{client}-{round_}.safetensors" for client in changed}
+        clients = self._newest.get("clients", {}) | own
+        written = {server: write_tensors(self._path / server, state)}
         for client, memory in changed.items():
-            digests[clients[client]] = write_tensors(self._path / clients[client], memory)
-        digests = {name: digests[name] for name in (server, *clients.values())}
+            written[own[str(client)]] = write_tensors(self._path / own[str(client)], memory)
+        known = self._newest.get("sha256", {}) | written
         content = {
             "round": round_,
             "server": server,
-            "clients": {str(k): v for k, v in clients.items()},
+            "clients": clients,
             "notes": asdict(notes),
-            "sha256": digests,
+            "sha256": {name: known[name] for name in (server, *clients.values())},
         }
-        write_json(self._path / MANIFEST, content | {"seal": _seal(content)})
-        outdated = {self._clients[client] for client in changed if client in self._clients}
-        for path in [*self._path.glob("server-*.safetensors"), *(self._path / name for name in outdated)]:
-            if path.name != server and path.name not in clients.values():
-                path.unlink(missing_ok=True)
-        self._clients, self._digests = clients, digests
+        if self._newest and not self._unsynced:
+            write_json(self._path / PREVIOUS, self._newest)
+            self._kept = self._newest
+        self._unsynced |= {*written, MANIFEST}
+        durable = time.monotonic() - self._synced >= SYNC_SECONDS
+        if durable:
+            for path in (*tables, *(self._path / name for name in content["sha256"] if name in self._unsynced)):
+                sync(path)
+        self._newest = content | {"seal": _seal(content)}
+        write_json(self._path / MANIFEST, self._newest, durable)
+        if durable:
+            sync(self._path)
+            self._unsynced, self._synced = set(), time.monotonic()
+        self._tidy()
+
+    def finish(self) -> None:
+        """Drop the checkpoint before the last one: a finished run goes on from none."""
+        self._kept = {}
+        self._tidy()
 
     def load(self, device: torch.device) -> Checkpoint | None:
         """The newest whole checkpoint; None where there is none. Files that belong to none are removed."""
-        manifest = read_json(self._path / MANIFEST)
-        if manifest is None:
-            shutil.rmtree(self._path, ignore_errors=True)
-            return None
-        if manifest.get("seal") != _seal(manifest):
-            raise RunError(f"{self._path / MANIFEST} is damaged or was edited; start over with force=true")
-        self._clients = {int(client): name for client, name in manifest["clients"].items()}
-        self._digests = manifest["sha256"]
-        kept = {manifest["server"], *self._clients.values(), MANIFEST}
-        for path in self._path.iterdir():
-            if path.name not in kept:
-                path.unlink()
+        if self._path.is_symlink():
+            raise RunError(f"{self._path} is a symbolic link, in which nothing is written; start over with force=true")
+        damages: list[DamagedError] = []
+        for name in (MANIFEST, PREVIOUS):
+            try:
+                manifest = self._read_manifest(name)
+                found = manifest and self._open(name, manifest, device)
+            except DamagedError as error:
+                damages.append(error)
+                continue
+            if not found:
+                continue
+            self._newest = manifest
+            if name == PREVIOUS:  # from now on it is the newest
+                why = damages[0] if damages else f"{self._path / MANIFEST} is missing"
+                log.warning("%s; going on after round %d, from the checkpoint before", why, found.round)
+                write_json(self._path / MANIFEST, manifest)
+            else:
+                with contextlib.suppress(DamagedError):
+                    self._kept = self._read_manifest(PREVIOUS)
+            self._tidy()
+            return found
+        if damages:
+            raise RunError(f"{damages[0]}; start over with force=true")
+        shutil.rmtree(self._path, ignore_errors=True)
+        return None
+
+    def _read_manifest(self, name: str) -> dict[str, Any]:
+        """Read a manifest that is as it was sealed; an empty one where there is none."""
+        manifest = read_json(self._path / name) or {}
+        if manifest and manifest.get("seal") != _seal(manifest):
+            raise DamagedError(f"{self._path / name} is damaged or was edited")
+        return {key: value for key, value in manifest.items() if key != "schema_version"}
+
+    def _open(self, name: str, manifest: Mapping[str, Any], device: torch.device) -> Checkpoint:
+        def read(file: str) -> Tensors:
+            return _read(self._path / file, device, manifest["sha256"][file])
+
         return Checkpoint(
             round=manifest["round"],
-            state=self._read(manifest["server"], device),
-            memories={client: self._read(name, device) for client, name in self._clients.items()},
-            notes=_read_notes(manifest["notes"], self._path / MANIFEST),
+            state=read(manifest["server"]),
+            memories={int(client): read(file) for client, file in manifest["clients"].items()},
+            notes=_read_notes(manifest["notes"], self._path / name),
         )
 
-    def _read(self, name: str, device: torch.device) -> Tensors:
-        return _read(self._path / name, device, self._digests[name])
+    def _tidy(self) -> None:
+        """Remove files of ours that no checkpoint needs."""
+        needed = {MANIFEST, *self._newest["sha256"], *self._kept.get("sha256", ()), *([PREVIOUS] if self._kept else ())}
+        for path in self._path.iterdir():
+            if path.name not in needed and OWN_FILES.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
@@ -98,6 +159,17 @@ def _read_notes(saved: dict[str, Any], path: Path) -> Notes:
     if unknown := set(saved) - {field.name for field in fields(Notes)}:
         raise RunError(f"{path} holds {', '.join(sorted(unknown))}, which this version does not know; use force=true")
     return Notes(**saved)
+
+
+def check_kinds(where: Path, saved: Tensors, made: Tensors) -> None:
+    """Refuse a state that lacks what the method would make, or has it in another type; models keep their shape."""
+    for name, tensor in made.items():
+        found = saved.get(name)
+        shaped = name != "params" or found is None or found.shape == tensor.shape
+        if found is None or found.dtype != tensor.dtype or not shaped:
+            has = "nothing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+            expected = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise RunError(f"{where}: {name} is {has}, expected {expected}; start over with force=true")
 
 
 def read_state(folder: Path, device: torch.device) -> Tensors:
@@ -121,9 +193,9 @@ def write_tensors(path: Path, tensors: Tensors) -> str:
 
 def _read(path: Path, device: torch.device, digest: str | None) -> Tensors:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-            raise RunError(f"{path} is damaged (its checksum is another); start over with force=true")
+            raise DamagedError(f"{path} is damaged (its checksum is another)")
         return {name: tensor.to(device) for name, tensor in load_bytes(content).items()}
     except (SafetensorError, FileNotFoundError) as error:
-        raise RunError(f"{path} is damaged ({error}); start over with force=true") from None
+        raise DamagedError(f"{path} is damaged ({error})") from None

@@ -25,9 +25,30 @@ def describe_environment(device: torch.device, threads: int, config: Mapping[str
         "torch": torch.__version__,
         "numpy": version("numpy"),
         "platform": platform.platform(),
+        "cpu": describe_cpu(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "threads": threads,
     }
+
+
+def describe_cpu() -> dict[str, str]:
+    """Name the processor and the instructions that torch uses on it: others round differently."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {"name": next(names, platform.processor()), "instructions": torch.backends.cpu.get_cpu_capability()}
+
+
+def join_cpus(environment: Mapping[str, Any], earlier: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Add the processors that a continued run was on before, and write a sentence where the last was another one."""
+    now, last = environment["cpu"], earlier.get("cpu")
+    before = [*earlier.get("earlier_cpus", []), *([last] if last else [])]
+    kept = [cpu for i, cpu in enumerate(before) if cpu != now and cpu not in before[:i]]
+    sentence = None
+    if last and last != now:
+        names = [f"{cpu.get('name')} ({cpu.get('instructions')})" for cpu in (last, now)]
+        sentence = f"begun on {names[0]}, continued on {names[1]}: the result is that of neither alone"
+    return {**environment, **({"earlier_cpus": kept} if kept else {})}, sentence
 
 
 def _commit() -> str | None:

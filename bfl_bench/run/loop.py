@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from bfl_bench import records
-from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_finite
+from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_finite, check_numbers, check_tensors
 from bfl_bench.errors import DivergedError, PartError
 from bfl_bench.likelihood import Bin, Prediction
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run import probes, shift, uncertainty
-from bfl_bench.run.checkpoint import CheckpointFolder
+from bfl_bench.run.checkpoint import CheckpointFolder, check_kinds
 from bfl_bench.run.observers import Observer, RunInfo
 from bfl_bench.run.personal import Personal
 from bfl_bench.run.predicting import Predictor
@@ -76,12 +76,23 @@ def run(experiment: Experiment, folder: Path, observers: Sequence[Observer] = ()
                 row = course.advance(runner, round_)
                 for observer in observers:
                     observer.round(round_, row)
+            course.finish()
     except DivergedError as error:
         return end("diverged", str(error))
     except KeyboardInterrupt:
         end("interrupted", None)
         raise
     return end("done", None)
+
+
+def _check_server(who: str, returned: object) -> tuple[Tensors, dict[str, float]]:
+    """Raise where a method of a user's own did not return a state and metrics."""
+    what = f"{who}: server_update returned"
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise PartError(f"{what} {type(returned).__name__}; expected: the state and metrics, two dictionaries")
+    check_tensors(f"{what} as state", returned[0])
+    check_numbers(f"{what} as metrics", returned[1])
+    return returned
 
 
 class _Course:
@@ -94,18 +105,27 @@ class _Course:
         saved = self._checkpoints.load(worker.task.model.vector.device)
         self._unsaved: dict[int, Tensors] = {}  # private states that changed since the last checkpoint
         has_own_test = worker.sets[TEST].own is not None
+        initial = worker.method.init(worker.task, stream(experiment.seed, "init"))
+        check_tensors(f"method {worker.method.name}: init returned", initial)
         if saved is None:
             self.finished = 0
-            self._state = worker.method.init(worker.task, stream(experiment.seed, "init"))
+            self._state = initial
             self._state |= {name: value for name, value in (experiment.start or {}).items() if name in self._state}
             self._memories: dict[int, Tensors] = {}
             notes = Notes()
             self._personal = Personal.begin(worker, self._state) if has_own_test else None
         else:
+            check_kinds(folder / records.CHECKPOINT, saved.state, initial)
+            for client, memory in saved.memories.items():
+                where = folder / records.CHECKPOINT / f"client {client}"
+                check_kinds(where, memory, worker.method.init_client(worker.task, initial, client))
             self.finished, self._state, self._memories = saved.round, saved.state, saved.memories
             notes = saved.notes
             self._personal = Personal(worker, notes.personal) if has_own_test else None
         self._recorder = Recorder(folder, worker.task.sizes, notes)
+
+    def finish(self) -> None:
+        self._checkpoints.finish()
 
     def advance(self, runner: Runner, round_: int) -> Row | None:
         """Play a round, evaluate it where that is due, and keep what has to be kept."""
@@ -123,7 +143,7 @@ class _Course:
         recorder.record_times(round_, measured, self._worker.task.model.vector.device)
         if round_ % self._experiment.checkpoint_every == 0 or round_ == self._experiment.rounds:
             notes = recorder.notes(self._personal.scores if self._personal else {})
-            self._checkpoints.save(round_, self._state, self._unsaved, notes)
+            self._checkpoints.save(round_, self._state, self._unsaved, notes, recorder.paths)
             self._unsaved = {}
         return row
 
@@ -141,7 +161,8 @@ class _Course:
             kept = list(incoming)
             incoming = iter(kept)
         rng = stream(self._experiment.seed, "server", round_)
-        self._state, measured.server_metrics = method.server_update(worker.task, self._state, incoming, rng)
+        returned: object = method.server_update(worker.task, self._state, incoming, rng)
+        self._state, measured.server_metrics = _check_server(f"method {method.name}, round {round_}", returned)
         if (unread := next(incoming, None)) is not None:
             what = f"method {method.name}: server_update did not read the reply of client {unread[0]}"
             raise PartError(f"{what}; expected: all {len(cohort)} replies of the cohort")

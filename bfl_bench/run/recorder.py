@@ -74,6 +74,11 @@ class Recorder:
         tables = {name: table.describe() for name, table in self._tables.items()}
         return Notes(bytes_up=self._bytes_up, bytes_down=self._bytes_down, tables=tables, personal=personal)
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files of the tables."""
+        return [table.path for table in self._tables.values()]
+
     def count(self, measured: Measured) -> None:
         """Add a round's messages to the totals; every round counts, evaluated or not."""
         self._bytes_up += measured.bytes_up

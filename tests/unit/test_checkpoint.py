@@ -8,12 +8,16 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from bfl_bench import records
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
 from bfl_bench.run import checkpoint as checkpoint_module
 from bfl_bench.run.checkpoint import Checkpoint, CheckpointFolder
+from bfl_bench.run.loop import run
 from bfl_bench.run.recorder import Notes
+from tests.composing import choose, experiment, run_in
 from tests.federation import CPU
+from tests.test_contract import Killer
 
 NOTES = Notes(
     bytes_up=12,
@@ -80,8 +84,8 @@ def test_clients_of_earlier_rounds_are_kept_and_not_rewritten(path: Path) -> Non
     folder.save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, Notes())
     before = {name: (path / name).stat() for name in names(path)}
     folder.save(2, make_state(2.0), {1: make_memory(1, 2), 11: make_memory(11, 2)}, Notes())
-    expected = {"client-0-1", "client-1-2", "client-11-2", "server-2"}
-    assert names(path) == {f"{name}.safetensors" for name in expected} | {"manifest.json"}
+    expected = {"client-0-1", "client-1-2", "client-11-2", "server-2", "server-1", "client-1-1"}
+    assert names(path) == {f"{name}.safetensors" for name in expected} | {"manifest.json", "previous.json"}
     after = (path / "client-0-1.safetensors").stat()
     old = before["client-0-1.safetensors"]
     assert (after.st_mtime_ns, after.st_ino) == (old.st_mtime_ns, old.st_ino)
@@ -101,7 +105,12 @@ def test_a_resumed_run_goes_on_where_it_was(path: Path) -> None:
     saved = load(path)
     assert_equal(saved.memories[0], make_memory(0, 1))
     assert_equal(saved.memories[1], make_memory(1, 2))
-    assert "client-1-1.safetensors" not in names(path)
+    folder.finish()
+    assert names(path) == {
+        "manifest.json",
+        *(f"{name}.safetensors" for name in ("server-2", "client-0-1", "client-1-2")),
+    }
+    assert_equal(load(path).memories[0], make_memory(0, 1))
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -122,7 +131,7 @@ def test_a_crash_while_saving_leaves_the_checkpoint_before(
             write_bytes = checkpoint_module.write_bytes
             written: list[Path] = []
 
-            def write_one(file: Path, content: bytes) -> None:
+            def write_one(file: Path, content: bytes, durable: bool = False) -> None:
                 if written:
                     file.with_name(file.name + ".tmp").write_bytes(content[:9])
                     raise MemoryError("killed")
@@ -156,17 +165,20 @@ def test_a_crash_in_the_first_round(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_crash_before_tidying_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest is in place, the files of the round before still lie about: the new checkpoint counts."""
+    monkeypatch.setattr(checkpoint_module, "SYNC_SECONDS", 0.0)
     folder = CheckpointFolder(path)
-    folder.save(1, make_state(1.0), {1: make_memory(1, 1)}, Notes())
+    for round_ in (1, 2):
+        folder.save(round_, make_state(round_), {1: make_memory(1, round_)}, Notes())
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", die)
         with pytest.raises(MemoryError):
-            folder.save(2, make_state(2.0), {1: make_memory(1, 2)}, Notes())
-    assert {"server-1.safetensors", "server-2.safetensors"} <= names(path)
+            folder.save(3, make_state(3.0), {1: make_memory(1, 3)}, Notes())
+    assert {"server-1.safetensors", "server-2.safetensors", "server-3.safetensors"} <= names(path)
     saved = load(path)
-    assert saved.round == 2
-    assert_equal(saved.memories[1], make_memory(1, 2))
-    assert names(path) == {"server-2.safetensors", "client-1-2.safetensors", "manifest.json"}
+    assert saved.round == 3
+    assert_equal(saved.memories[1], make_memory(1, 3))
+    kept = {f"{name}.safetensors" for name in ("server-3", "client-1-3", "server-2", "client-1-2")}
+    assert names(path) == kept | {"manifest.json", "previous.json"}
 
 
 def test_orphans_are_removed_at_load(path: Path) -> None:
@@ -229,8 +241,10 @@ def test_a_damaged_file_is_named(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["server-2.safetensors", "client-0-1.safetensors", "client-1-2.safetensors"])
 @pytest.mark.parametrize("damage", ["bit", "zeros", "cut", "other"])
-def test_a_damaged_file_is_named_and_not_believed(path: Path, name: str, damage: str) -> None:
-    """One bit, zeros, half of it, or another client's file in its place."""
+def test_a_damaged_file_is_named_and_not_believed(
+    path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit, zeros, half of it, or another client's file in its place. The checkpoint before is, if it is whole."""
     folder = CheckpointFolder(path)
     folder.save(1, make_state(1.0), {0: make_memory(0, 1), 1: make_memory(1, 1)}, Notes())
     folder.save(2, make_state(2.0), {1: make_memory(1, 2), 7: make_memory(7, 2)}, Notes())
@@ -246,8 +260,124 @@ def test_a_damaged_file_is_named_and_not_believed(path: Path, name: str, damage:
     else:
         content = bytearray((path / "client-7-2.safetensors").read_bytes())
     (path / name).write_bytes(content)
-    with pytest.raises(RunError, match=rf"{name} is damaged .*force=true"):
+    if name == "client-0-1.safetensors":  # which both need
+        with pytest.raises(RunError, match=rf"{name} is damaged .*force=true"):
+            CheckpointFolder(path).load(CPU)
+        return
+    saved = load(path)
+    assert saved.round == 1
+    assert_equal(saved.state, make_state(1.0))
+    assert_equal(saved.memories[1], make_memory(1, 1))
+    (said,) = caplog.messages
+    assert f"{name} is damaged" in said
+    assert "going on after round 1, from the checkpoint before" in said
+    complete = {f"{file}.safetensors" for file in ("server-1", "client-0-1", "client-1-1")} | {"manifest.json"}
+    assert names(path) == complete
+    assert load(path).round == 1  # it is the newest now
+
+
+@pytest.mark.parametrize("damage", ["cut", "edited", "list", "gone"])
+def test_a_damaged_manifest_is_replaced_by_the_one_before(
+    damage: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CheckpointFolder(path)
+    folder.save(1, make_state(1.0), {}, NOTES)
+    folder.save(2, make_state(2.0), {}, Notes())
+    manifest = path / "manifest.json"
+    text = manifest.read_text()
+    changed = {"cut": text[:50], "edited": text.replace('"round": 2', '"round": 7'), "list": "[]"}
+    manifest.unlink() if damage == "gone" else manifest.write_text(changed[damage])
+    saved = load(path)
+    assert (saved.round, saved.notes) == (1, NOTES)
+    assert "manifest.json is " in caplog.text
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its files, those of clients that did not take part in the round included; but not in every round."""
+    events: list[tuple[str, str]] = []
+    replace = Path.replace
+    for module in (checkpoint_module, records):
+        monkeypatch.setattr(module, "sync", lambda file: events.append(("sync", file.name)))
+    monkeypatch.setattr(Path, "replace", lambda self, to: (events.append(("name", to.name)), replace(self, to))[1])
+    table = path.parent / "metrics.csv"
+    folder = CheckpointFolder(path)
+    folder.save(1, make_state(1.0), {0: make_memory(0, 1)}, Notes(), [table])
+    before = events[: events.index(("name", "manifest.json"))]
+    synced = {"metrics.csv", "server-1.safetensors", "client-0-1.safetensors", "manifest.json.tmp"}
+    assert {name for kind, name in before if kind == "sync"} == synced
+    assert events[-1] == ("sync", "checkpoint")
+    events.clear()
+    folder.save(2, make_state(2.0), {0: make_memory(0, 2)}, Notes(), [table])
+    assert {kind for kind, _ in events} == {"name"}
+    monkeypatch.setattr(checkpoint_module, "SYNC_SECONDS", 0.0)
+    events.clear()
+    folder.save(3, make_state(3.0), {1: make_memory(1, 3)}, Notes(), [table])
+    before = events[: events.index(("name", "manifest.json"))]
+    synced = {"metrics.csv", "manifest.json.tmp"} | {
+        f"{n}.safetensors" for n in ("server-3", "client-0-2", "client-1-3")
+    }
+    assert {name for kind, name in before if kind == "sync"} == synced
+    assert json.loads((path / "previous.json").read_text())["round"] == 1  # which was on the disk all the time
+
+
+def test_a_folder_that_is_a_link_is_left_alone(path: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious.txt").touch()
+    path.symlink_to(elsewhere)
+    with pytest.raises(RunError, match="is a symbolic link"):
         CheckpointFolder(path).load(CPU)
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    (run_folder / "checkpoint").symlink_to(elsewhere)
+    records.start(run_folder, {"a": 1}, force=True)
+    assert not (run_folder / "checkpoint").exists()
+    assert (elsewhere / "precious.txt").exists()
+
+
+def test_foreign_files_in_the_folder_stay(path: Path) -> None:
+    CheckpointFolder(path).save(1, make_state(1.0), {}, Notes())
+    (path / "notes.txt").touch()
+    load(path)
+    assert "notes.txt" in names(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"params": torch.zeros(3, dtype=torch.float64)}, r"params is torch.float64 \(3,\), expected torch.float32"),
+        ({"params": torch.zeros(4)}, r"params is torch.float32 \(4,\), expected torch.float32 \(3,\)"),
+        ({"count": None}, r"count is nothing, expected torch.int64 \(\)"),
+    ],
+)
+def test_what_a_method_would_not_make_is_refused(changes: dict[str, Any], sentence: str, path: Path) -> None:
+    made = {"params": torch.zeros(3), "count": torch.tensor(0), "grown": torch.zeros(0)}
+    saved = {name: value for name, value in (made | {"grown": torch.ones(5)} | changes).items() if value is not None}
+    checkpoint_module.check_kinds(path, made | {"grown": torch.ones(5), "more": torch.ones(1)}, made)
+    with pytest.raises(RunError, match=sentence):
+        checkpoint_module.check_kinds(path, saved, made)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fola"])
+def test_a_run_goes_on_from_the_checkpoint_before_to_the_same_bytes(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "SYNC_SECONDS", 0.0)
+    overrides = [*choose(method), "rounds=4", "participation=0.5"]
+    whole = run_in(tmp_path / "whole", *overrides)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    with pytest.raises(MemoryError):
+        run(experiment(*overrides), folder, [Killer(3, folder)])
+    server = folder / "checkpoint" / "server-3.safetensors"
+    content = bytearray(server.read_bytes())
+    content[-2] ^= 1
+    server.write_bytes(content)
+    assert run_in(folder, *overrides) == whole
+    assert "going on after round 2" in caplog.text
+    for name in (records.CLIENTS, records.RELIABILITY):
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not list((folder / "checkpoint").glob("previous*"))
 
 
 @pytest.mark.parametrize("key", ["round", "server", "clients", "notes", "sha256"])

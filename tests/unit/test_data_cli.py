@@ -108,8 +108,8 @@ def test_unknown_name_is_one_sentence_before_anything_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["get", "mnist", "minst", "--data-dir", str(tmp_path)]) == 2
-    allowed = "mnist, fashion_mnist, cifar10, svhn, qmnist, femnist, har, har_raw, vsn, shakespeare, "
-    allowed += "pmnist, mnist_writers, digits, synthetic"
+    allowed = "mnist, fashion_mnist, kmnist, emnist, cifar10, cifar100, svhn, qmnist, femnist, har, har_raw, vsn, "
+    allowed += "shakespeare, pmnist, mnist_writers, digits, synthetic"
     assert capsys.readouterr().err == f"bfl-data: dataset: got 'minst', allowed: {allowed}\n"
     assert list(tmp_path.iterdir()) == []
 

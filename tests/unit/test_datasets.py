@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from bfl_bench.checks import check_arguments
 from bfl_bench.data.dataset import DatasetConfig
 from bfl_bench.data.digits import Digits
-from bfl_bench.data.images import SHAPES, Images
+from bfl_bench.data.images import SHAPES, Emnist, Images
 from bfl_bench.data.natural.femnist import Femnist
 from bfl_bench.data.natural.har import Har
 from bfl_bench.data.natural.mnist_writers import MnistWriters
@@ -26,6 +26,7 @@ CONF = Path(__file__).parents[2] / "conf" / "dataset"
 CLASSES = {
     "digits": Digits, "synthetic": Synthetic,
     "mnist": Images, "fashion_mnist": Images, "cifar10": Images, "svhn": Images,
+    "kmnist": Images, "cifar100": Images, "emnist": Emnist,
     "pmnist": PermutedMnist, "mnist_writers": MnistWriters, "femnist": Femnist,
     "har": Har, "vsn": VehicleSensors, "shakespeare": Shakespeare,
 }  # fmt: skip
@@ -207,7 +208,7 @@ def test_synthetic_config_errors():
 
 # images
 
-SOURCES = ["mnist", "fashion_mnist", "cifar10", "svhn"]
+SOURCES = ["mnist", "fashion_mnist", "kmnist", "cifar10", "cifar100", "svhn"]
 
 
 @pytest.fixture
@@ -293,6 +294,8 @@ def test_images_loading_leaves_the_global_random_state_alone(fake_files):
 
 def test_images_config_errors():
     rejects("source", "mnist", source="emnist")
+    rejects("source", "emnist", source="mnist")
+    rejects("split", "emnist", split="words")
     rejects("crop_fill", "cifar10", crop_fill=256)
     rejects("crop_fill", "cifar10", crop_fill="mirror")
     assert configured("cifar10", crop_fill="reflect").crop_fill == "reflect"

@@ -1,17 +1,13 @@
 """The partition of an earlier run."""
 
-import zipfile
-import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from bfl_bench.data.partition.partition import Ints, Partition, labels_digest
-from bfl_bench.errors import ConfigError
-
-UNREADABLE = (OSError, EOFError, ValueError, TypeError, LookupError, zipfile.BadZipFile, zlib.error)
-"""What numpy raises for a file that is no archive, is cut short or lacks an array."""
+from bfl_bench.errors import ConfigError, RunError
+from bfl_bench.reading import read_arrays
 
 
 @dataclass(frozen=True)
@@ -23,15 +19,15 @@ class File:
 
     def split(self, labels: Ints, num_classes: int, num_clients: int, seed: int) -> Partition:
         try:
-            with Path(self.path).expanduser().open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                indices, offsets = saved["indices"], saved["offsets"]
-                held_out = None
-                if "validation_indices" in saved:
-                    held_out = saved["validation_indices"], saved["validation_offsets"]
-                saved_samples, saved_digest = int(saved["num_samples"]), str(saved["labels_digest"])
+            saved = read_arrays(Path(self.path).expanduser())
+            indices, offsets = saved["indices"], saved["offsets"]
+            held_out = None
+            if "validation_indices" in saved:
+                held_out = saved["validation_indices"], saved["validation_offsets"]
+            saved_samples, saved_digest = int(saved["num_samples"]), str(saved["labels_digest"])
         except FileNotFoundError:
             raise self._refusal("there is no such file") from None
-        except UNREADABLE as error:
+        except (RunError, ValueError, TypeError, LookupError) as error:
             raise self._refusal(f"this file cannot be read as one ({error})") from None
         if saved_samples != len(labels):
             raise self._refusal(f"this one is for other data: {saved_samples} samples, here {len(labels)}")

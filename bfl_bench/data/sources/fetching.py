@@ -37,6 +37,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 from numpy.typing import NDArray
 
+from bfl_bench.data.sources.characters import EMNIST_ARCHIVE
 from bfl_bench.data.sources.federations import CHANNELS, HAPT_RAW, PLAYS, QMNIST_LABELS
 from bfl_bench.data.sources.files import (
     CIFAR_ARCHIVE,
@@ -128,6 +129,25 @@ def fetch_official_cifar10(staging: Path) -> None:
     reach(source.url)
     with limit_waiting_quietly():
         source(staging, download=True)
+
+
+def fetch_official_cifar100(staging: Path) -> None:
+    with limit_waiting_quietly():
+        import_torchvision_datasets().CIFAR100(staging, download=True)
+
+
+def fetch_official_kmnist(staging: Path) -> None:
+    """The packed files, which have published checksums; torchvision leaves them beside what it unpacks."""
+    with limit_waiting_quietly():
+        import_torchvision_datasets().KMNIST(staging, download=True)
+
+
+def fetch_official_emnist(staging: Path) -> None:
+    """The one archive of all choices; torchvision's own class would unpack it into 2 GB of files."""
+    datasets = import_torchvision_datasets()
+    path = staging / EMNIST_ARCHIVE.path
+    with limit_waiting_quietly():
+        datasets.utils.download_url(datasets.EMNIST.url, str(path.parent), path.name, datasets.EMNIST.md5)
 
 
 def fetch_official_svhn(staging: Path) -> None:

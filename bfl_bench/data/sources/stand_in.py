@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bfl_bench.data.sources.characters import NUM_CLASSES, Choice
 from bfl_bench.data.sources.federations import Activities, Examples, Parts, Signals, Writers, name_numbers
 from bfl_bench.data.sources.files import Arrays
 
@@ -17,10 +18,12 @@ TRAIN, TEST = 1200, 200  # examples
 
 def make(source: str) -> Any:
     """What the files of a source would be read to."""
-    if source in ("mnist", "fashion_mnist"):
+    if source in ("mnist", "fashion_mnist", "kmnist"):
         return _images(1, 28)
-    if source in ("cifar10", "svhn"):
-        return _images(3, 32)
+    if source in ("cifar10", "svhn", "cifar100"):
+        return _images(3, 32, 100 if source == "cifar100" else 10)
+    if source == "emnist":
+        return make_emnist("balanced")
     if source == "qmnist":
         return Writers(np.arange(TRAIN) % 40, 40 + np.arange(TEST) % 10)
     if source == "femnist":  # 100 writers of digits, each with 12 images to train on
@@ -37,6 +40,10 @@ def make(source: str) -> Any:
     raise ValueError(f"{source} has no stand-in")
 
 
+def make_emnist(choice: Choice) -> Arrays:
+    return _images(1, 28, NUM_CLASSES[choice])
+
+
 def _draw(num: int, shape: tuple[int, ...], num_classes: int, seed: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Class means, the same for every seed, and noise; standard normal each."""
     means = np.random.default_rng(0).normal(size=(num_classes, *shape))
@@ -44,10 +51,10 @@ def _draw(num: int, shape: tuple[int, ...], num_classes: int, seed: int) -> tupl
     return means[y] + np.random.default_rng(seed).normal(size=(num, *shape)), y
 
 
-def _images(channels: int, side: int) -> Arrays:
+def _images(channels: int, side: int, num_classes: int = 10) -> Arrays:
     parts = []
     for num, seed in ((TRAIN, 1), (TEST, 2)):
-        x, y = _draw(num, (channels, side, side), 10, seed)
+        x, y = _draw(num, (channels, side, side), num_classes, seed)
         parts += [np.clip(64 + 32 * x, 0, 255).astype(np.uint8), y]
     return Arrays(*parts)
 
