@@ -239,5 +239,5 @@ def test_no_table_of_which_there_are_runs_is_left_out(tmp_path: Path) -> None:
     there = {path.stem for path in RENDERED.iterdir()}
     assert there <= able
     for name in able - there:
-        with pytest.raises(report.ReportError, match="models|messages"):  # which archives have not
+        with pytest.raises(report.ReportError, match=r"models|messages"):  # which archives have not
             render(name, tmp_path)
