@@ -27,6 +27,8 @@ from bfl_bench.papers.spec import (
 )
 from bfl_bench.records import config_folder
 
+NAMING = ("eval.also_aggregate", "eval.ood")  # keys whose values name options, which a config has in full
+
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
@@ -51,8 +53,8 @@ def compose_cells(cells: Iterable[Cell]) -> list[Composed]:
         def add(cell: Cell) -> Composed:
             if id(cell) in done:
                 return done[id(cell)]
-            # a value that refers to other keys is Hydra's to read, together with all others
-            whole = bool(cell.words) or any("${" in str(value) for value in cell.values.values())
+            # a value that refers to other keys is Hydra's to read, and names are filled in, together with all others
+            whole = bool(cell.words) or any(k in NAMING or "${" in str(value) for k, value in cell.values.items())
             words = cell.overrides() if whole else [override(k, v) for k, v in cell.values.items() if k in GROUPS]
             if tuple(words) not in chosen:
                 chosen[tuple(words)] = resolve(compose("config", words))

@@ -20,7 +20,7 @@ from typing import Any
 
 from bfl_bench import records, report
 from bfl_bench.commands import run
-from bfl_bench.commands.cells import Composed, compose_cells
+from bfl_bench.commands.cells import NAMING, Composed, compose_cells
 from bfl_bench.errors import BflError, ConfigError
 from bfl_bench.identity import RUNS, complete, folder_name, meaning, read_config
 from bfl_bench.papers.pages import Maker, Page, find_near, key_of, place
@@ -130,7 +130,12 @@ def possible(cells: Sequence[Cell], configs: Sequence[Config]) -> list[Cell]:
             seen.setdefault(key, set()).add(json.dumps(value))
 
     def fits(key: str, value: Any) -> bool:
-        return key not in seen or "${" in str(value) or json.dumps(meaning({key: value})[key]) in seen[key]
+        return (
+            key not in seen
+            or key in NAMING
+            or "${" in str(value)
+            or json.dumps(meaning({key: value})[key]) in seen[key]
+        )
 
     return [cell for cell in cells if all(fits(key, value) for key, value in cell.values.items() if key not in RUNS)]
 
