@@ -122,7 +122,7 @@ def test_an_option_that_builds_on_another(bfl_run: BflRun) -> None:
     own, base = bfl_run("--help", "method=fola_released").out.split("\n\nAs method=fola:\n")
     assert "Its keys:\n  method.name=fola_released\n  method.prior_weight=100.0 " in own
     assert re.search(
-        r"^  method.prior_weight=100.0 +# lambda of eq. 16$", own, re.MULTILINE
+        r"^  method.prior_weight=100.0 +# lambda of eq. 16; at 1 the pull is weak, ", own, re.MULTILINE
     )  # the other file's comment
     assert "method.gamma=0.0 " in base
     assert "method.prior_weight" not in base
@@ -160,7 +160,7 @@ def test_keys(bfl_run: BflRun) -> None:
     assert bfl_run("--help", "local.lr=0.1").out == bfl_run("--help", "local.lr").out
     assert bfl_run("--help", "method.mu").out.startswith("method=fedprox\n  method.mu=0.01 ")
     with_eps = re.findall(r"^method=(\w+)$", bfl_run("--help", "method.eps").out, re.MULTILINE)
-    assert with_eps == ["fola", "fola_released"]
+    assert with_eps == ["fola", "fola_algorithm1", "fola_eq22", "fola_released"]
 
 
 def test_a_group(bfl_run: BflRun) -> None:

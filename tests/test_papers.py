@@ -80,6 +80,17 @@ def test_values_set_in_copies_are_those_that_hydra_composes(name: str) -> None:
         assert folder_name(resolve(*one.cell.overrides(), *starts)) == one.name
 
 
+def test_a_value_that_names_rules_is_filled_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cell, *_) = [cell for cell in list_cells(find_table("fola_digits")) if cell.label == "gamma 1e-4"]
+    (one,) = compose_cells([cell])
+    assert one.name == folder_name(resolve(*cell.overrides()))
+    assert one.config["eval"]["also_aggregate"]["rklb"]["name"] == "rklb"
+    write_run(tmp_path, one.config, {"round": 1, "ga": 0.5, "la": 0.5})
+    write_run(tmp_path, resolve("rounds=10", "seed=1"), {"round": 1, "ga": 0.5, "la": 0.5})  # without other rules
+    assert show("fola_digits", runs=tmp_path, to=tmp_path / "to") == 0
+    assert "| gamma 1e-4 | 1 " in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_cell_names_the_cell_that_it_begins_with() -> None:
     cells = list_cells(find_table("fola_figure12"), "cpu")
     forgetting = [cell for cell in cells if cell.label.startswith("LF")]

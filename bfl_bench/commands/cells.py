@@ -28,6 +28,9 @@ from bfl_bench.papers.spec import (
 )
 from bfl_bench.records import config_folder
 
+NAMING = tuple(f"eval.{key}" for key in FILLED_IN)
+"""Keys whose values name options of a group."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
@@ -50,7 +53,7 @@ def compose_cells(cells: Iterable[Cell]) -> list[Composed]:
     done: dict[int, Composed] = {}
     chosen: dict[tuple[str, ...], dict[str, Any]] = {}
     cells = list(cells)
-    composed = (*GROUPS, *(f"eval.{key}" for key in FILLED_IN))
+    composed = (*GROUPS, *NAMING)
     inside = GlobalHydra().is_initialized()  # of a sweep
     with contextlib.nullcontext() if inside else initialize_config_dir(str(config_folder()), version_base="1.3"):
 

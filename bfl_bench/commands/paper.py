@@ -23,7 +23,7 @@ import yaml
 
 from bfl_bench import report
 from bfl_bench.commands import run
-from bfl_bench.commands.cells import Composed, compose_cells
+from bfl_bench.commands.cells import NAMING, Composed, compose_cells
 from bfl_bench.commands.config_files import find_file
 from bfl_bench.errors import BflError, ConfigError
 from bfl_bench.identity import RUNS, complete, folder_name, meaning, read_config
@@ -169,7 +169,9 @@ def possible(cells: Sequence[Cell], configs: Sequence[Config]) -> list[Cell]:
         value = json.loads(text)
         if f"{key}.name" in seen and (name := _name_in(key, value)) is not None:
             return json.dumps(name) in seen[f"{key}.name"]
-        return key not in seen or "${" in text or json.dumps(meaning({key: value})[key]) in seen[key]
+        if key not in seen or key in NAMING or "${" in text:
+            return True
+        return json.dumps(meaning({key: value})[key]) in seen[key]
 
     def fit(cell: Cell) -> bool:
         return all(fits(key, json.dumps(value)) for key, value in cell.values.items() if key not in RUNS)
