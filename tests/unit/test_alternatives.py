@@ -25,7 +25,7 @@ from tests.composing import SMALL, experiment, resolve, run_in
 from tests.conftest import BflRun
 from tests.federation import CPU
 
-FVB = [*SMALL, "method=fvb", "model.log_variance_init=-4", "model.log_variance_init_std=1", "eval.draws=3"]
+FVB = [*SMALL, "method=fvb_published", "model.log_variance_init=-4", "model.log_variance_init_std=1", "eval.draws=3"]
 SCORES = ["ga", "ece", "nll", "brier", "std_norm", "clamped", "alarm"]
 
 
