@@ -639,3 +639,9 @@ def test_a_network_without_gaussian_layers_is_refused() -> None:
 def test_lateral_needs_a_sequence_of_layers() -> None:
     with pytest.raises(UnsuitableError, match="a sequence of layers"):
         Lateral(nn.Linear(2, 2), nn.Linear(2, 2))
+
+
+def test_what_private_asks_of_the_network() -> None:
+    asked = {kind: method(private=kind).needs for kind in ("none", "lateral", "lateral_units")}
+    assert [needs.lateral for needs in asked.values()] == [False, True, True]
+    assert [needs.gate_per_unit for needs in asked.values()] == [False, False, True]
