@@ -158,7 +158,7 @@ def test_keys(bfl_run: BflRun) -> None:
     keys = "epochs batch_size lr momentum weight_decay clip optimizer betas schedule".split()
     assert list(shown(local)) == [f"local.{key}" for key in keys]
     assert bfl_run("--help", "local.lr=0.1").out == bfl_run("--help", "local.lr").out
-    assert bfl_run("--help", "method.mu").out.startswith("method=fedprox\n  method.mu=0.01 ")
+    assert bfl_run("--help", "method.mu").out.startswith("method=fedprox\n  method.mu=0.1 ")
     with_eps = re.findall(r"^method=(\w+)$", bfl_run("--help", "method.eps").out, re.MULTILINE)
     assert with_eps == ["fola", "fola_algorithm1", "fola_eq22", "fola_released"]
 

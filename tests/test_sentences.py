@@ -105,7 +105,7 @@ VALUES = [
     ("foo=1", "foo", "'1'", NO_KEY + "seed, rounds, "),
     ("foo", "foo", "'foo'", "foo=VALUE"),
     ("local.foo=1", "local.foo", "'1'", NO_KEY + "epochs, batch_size, "),
-    ("local.lr.x=1", "local.lr.x", "'1'", "no such key; local.lr has none below it, it is 0.01"),
+    ("local.lr.x=1", "local.lr.x", "'1'", "no such key; local.lr has none below it, it is 0.1"),
     ("+local.foo=1", "local.foo", "1", NO_KEY + "epochs, batch_size, "),
     ("+local.lr=1", "local.lr", "'+local.lr=1'", "local.lr=1; the key is there already"),
     ("~foo", "foo", "'~foo'", NO_KEY + "seed, rounds, "),

@@ -55,7 +55,7 @@ class Block(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerBlock:
     """A layer whose precision is diagonal in the bases `left` and `right` of its matrix M; None: as it is."""
 
@@ -85,7 +85,7 @@ class LayerBlock:
         return [squares @ variance.flatten() for variance in by_prior]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DenseBlock:
     """Parameters with one precision matrix, in its eigenbasis; without a basis, a diagonal over any network."""
 
@@ -175,12 +175,16 @@ def laplace(task: Task, params: Tensor, precision: Tensor, layers: Layers) -> La
         of_layers = [layer.read(index).flatten() for layer in found or []]
         positions = index if layers == "all" else torch.cat(of_layers)
         eigenvalues, basis = torch.linalg.eigh(precision[positions][:, positions].double())
-        eigenvalues = eigenvalues.clamp(min=0)  # what rounding leaves of zero
-        blocks = [DenseBlock(len(index), positions, eigenvalues.to(params.dtype), basis.to(params.dtype))]
+        eigenvalues = eigenvalues.clamp(min=0).to(params.dtype)  # what rounding leaves of zero
+        basis = basis.to(params.dtype)
+        blocks = [DenseBlock(size=len(index), positions=positions, eigenvalues=eigenvalues, basis=basis)]
     elif found is None:
-        blocks = [DenseBlock(len(index), index, precision)]
+        blocks = [DenseBlock(size=len(index), positions=index, eigenvalues=precision)]
     else:
-        blocks = [LayerBlock(layer, layer.read(index).flatten(), layer.read(precision)) for layer in found]
+        blocks = [
+            LayerBlock(layer=layer, positions=layer.read(index).flatten(), eigenvalues=layer.read(precision))
+            for layer in found
+        ]
     return LaplacePosterior(task=task, params=params, blocks=blocks)
 
 
@@ -193,8 +197,9 @@ def kronecker_laplace(
     for layer in _choose(task, layers) or []:
         (values_a, right), (values_b, left) = (torch.linalg.eigh(factor.double()) for factor in factors[layer.name])
         eigenvalues = scale * torch.outer(values_b.clamp(min=0), values_a.clamp(min=0))
-        tensors = [tensor.to(params.dtype) for tensor in (eigenvalues, left, right)]
-        blocks.append(LayerBlock(layer, layer.read(index).flatten(), *tensors))
+        values, left, right = (tensor.to(params.dtype) for tensor in (eigenvalues, left, right))
+        positions = layer.read(index).flatten()
+        blocks.append(LayerBlock(layer=layer, positions=positions, eigenvalues=values, left=left, right=right))
     return LaplacePosterior(task=task, params=params, blocks=blocks)
 
 
