@@ -250,7 +250,13 @@ OWN_FILES = [
     ("method", "a: [1\nb: 2\n", "{path}", "'line 2'", "YAML ("),
     ("method", "a: 1\na: 2\n", "{path}", "'line 2'", "YAML (found duplicate key a)"),
     ("method", "name: x\ndefaults: fola\n", "method", "'own'", "an option that fits to the others (Invalid defaults"),
-    ("method", "name: x\ndefaults: [nope]\n", "defaults of method/own", "'method/nope'", "method/NAME; NAME is bayesadmm"),
+    (
+        "method",
+        "name: x\ndefaults: [nope]\n",
+        "defaults of method/own",
+        "'method/nope'",
+        "method/NAME; NAME is bayesadmm",
+    ),
     (
         "experiment",
         "# @package _global_\ndefaults:\n  - override /method: nope\n",
