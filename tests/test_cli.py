@@ -119,7 +119,7 @@ def test_dry_run_counts_steps_and_makes_no_folder(bfl_run: BflRun, tmp_path: Pat
 
 
 def test_tab_completion_answers() -> None:
-    environment = {**os.environ, "COMP_LINE": "bfl-run method=fedp", "COMP_POINT": "19"}
+    environment = {**os.environ, "COMP_LINE": "bfl-run method=fedpr", "COMP_POINT": "20"}
     done = subprocess.run([COMMAND, "-sc", "query=bash"], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == ["method=fedprox"]
 

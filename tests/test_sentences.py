@@ -59,7 +59,7 @@ UNREADABLE = [
     "foo(1)", "int(a)", "tag(a,1)", "[1,2}", "${", "${}", "${a", "${a}b${", "a\nb",
 ]  # fmt: skip
 
-METHODS = "dense, dense_fedlpa, ensemble, "
+METHODS = "bayesadmm, bayesadmm_released, dense, dense_fedlpa, ensemble, "
 CHOICES = [
     ("method=xyz", "method", "'xyz'", METHODS),
     ("method=folla", "method", "'folla'", METHODS),
@@ -258,13 +258,19 @@ OWN_FILES = [
     ("method", "a: [1\nb: 2\n", "{path}", "'line 2'", "YAML ("),
     ("method", "a: 1\na: 2\n", "{path}", "'line 2'", "YAML (found duplicate key a)"),
     ("method", "name: x\ndefaults: fola\n", "method", "'own'", "an option that fits to the others (Invalid defaults"),
-    ("method", "name: x\ndefaults: [nope]\n", "defaults of method/own", "'method/nope'", "method/NAME; NAME is dense"),
+    (
+        "method",
+        "name: x\ndefaults: [nope]\n",
+        "defaults of method/own",
+        "'method/nope'",
+        "method/NAME; NAME is bayesadmm",
+    ),
     (
         "experiment",
         "# @package _global_\ndefaults:\n  - override /method: nope\n",
         "defaults of experiment/own",
         "'method/nope'",
-        "method/NAME; NAME is dense, ",
+        "method/NAME; NAME is bayesadmm, ",
     ),
 ]
 
