@@ -21,6 +21,7 @@ from bfl_bench.errors import ConfigError, RunError
 from bfl_bench.evaluation import columns
 from bfl_bench.report.comparison import Ranks, Row
 from bfl_bench.report.runs import Group, Run
+from bfl_bench.run.environment import describe_cpu
 from bfl_bench.suite.choosing import Trial, choose_best, freeze, read_choices, read_trial
 from bfl_bench.suite.drawing import draw_ranks
 from bfl_bench.suite.ranking import compare_orders, compare_with, find_front, find_ties
@@ -258,6 +259,7 @@ def test_a_suite_from_its_search_to_its_page(here: Path, capsys: pytest.CaptureF
     results = read_results([here / "outputs/suite/tiny"])
     assert len(results) == 2 * 2 * 2
     assert {one.points for one in results} == {2}
+    assert {one.cpu for one in results} == {" ".join(describe_cpu().values())}
     assert command.main(["run", "tiny.yaml", "--dry-run"]) == 0
     assert "0 of 8 runs to make" in capsys.readouterr().out
     assert command.main(["show", "tiny.yaml"]) == 0

@@ -65,7 +65,7 @@ def read_result(
         "status": summary["status"],
         "run": folder.name,
         "commit": environment.get("commit") or "",
-        "cpu": environment.get("cpu") or "",
+        "cpu": " ".join((environment.get("cpu") or {}).values()),
         **(final if summary["status"] == "done" else {}),
         **{name: math.fsum(row[name] or 0 for row in times) for name in TIMES},
     }
