@@ -139,11 +139,11 @@ def test_what_is_no_file_of_a_run_is_ignored(tmp_path: Path) -> None:
 def test_shipped_runs_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert locate(Path("reference")) == reference_folder()
-    assert locate(Path("reference/fola_table2")) == reference_folder() / "fola_table2.tar.xz"
+    assert locate(Path("reference/bfl_p_table1")) == reference_folder() / "bfl_p_table1.tar.xz"
     assert locate(Path("elsewhere")) is None
-    runs, notes = report.find_runs([Path("reference/fola_table2")], {})
-    assert (len(runs) >= 19, notes) == (True, [])
-    assert str(runs[0].folder).startswith("reference/fola_table2/cifar10_")
+    runs, notes = report.find_runs([Path("reference/bfl_p_table1")], {})
+    assert (len(runs) >= 12, notes) == (True, [])
+    assert str(runs[0].folder).startswith("reference/bfl_p_table1/fashion_mnist_")
     (tmp_path / "reference").mkdir()  # a folder of the user's own counts more
     assert report.find_runs([Path("reference")], {}) == ([], [])
 
@@ -160,21 +160,21 @@ def test_lists_and_differences_of_archived_runs(tmp_path: Path, capsys: pytest.C
 
 
 def test_models_are_not_in_archives() -> None:
-    runs, _ = report.find_runs([reference_folder() / "fola_table2.tar.xz"], {})
+    runs, _ = report.find_runs([reference_folder() / "bfl_p_table1.tar.xz"], {})
     with pytest.raises(report.ReportError, match="without models and messages; to make them:\n\n    bfl-paper run x"):
         runs[0].path("bfl-paper run x")
 
 
 def test_the_script_takes_the_cells_of_a_table_and_no_other_runs(tmp_path: Path) -> None:
-    source = reference_folder() / "fola_table2.tar.xz"
+    source = reference_folder() / "bfl_p_table1.tar.xz"
     some = [folder for folder in list_archived(source) if "seed0" in folder.name]
     pack(some, tmp_path / "outputs.tar.xz")
     make_runs(tmp_path / "outputs")
-    done = call_script("reference", "outputs", "outputs.tar.xz", "--to", "kept/fola_table2", cwd=tmp_path)
+    done = call_script("reference", "outputs", "outputs.tar.xz", "--to", "kept/bfl_p_table1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "2 runs are no cell's of fola_table2; left out\n" in done.stdout
-    assert f"kept/fola_table2.tar.xz: {len(some)} runs, 0 before" in done.stdout
-    names = {folder.name for folder in list_archived(tmp_path / "kept" / "fola_table2.tar.xz")}
+    assert "2 runs are no cell's of bfl_p_table1; left out\n" in done.stdout
+    assert f"kept/bfl_p_table1.tar.xz: {len(some)} runs, 0 before" in done.stdout
+    names = {folder.name for folder in list_archived(tmp_path / "kept" / "bfl_p_table1.tar.xz")}
     assert names == {folder.name for folder in some}
     done = call_script("reference", "outputs", "--to", "kept/other.tar.xz", "--where", "seed=1", cwd=tmp_path)
     assert "kept/other.tar.xz: 1 runs, 0 before" in done.stdout
@@ -201,7 +201,7 @@ def render(name: str, to: Path) -> str:
     return (to / f"{name}.md").read_text()
 
 
-QUICK = {"fola_table2_cpu", "fola_figure11", "virtual_table3_cpu", "fedlpa_table5_cpu", "bfl_p_table4_cpu"}
+QUICK = {"fola_digits", "fola_figure11", "virtual_table2_cpu", "fedlpa_table5_cpu", "bfl_p_table4_cpu"}
 
 
 @pytest.mark.parametrize(

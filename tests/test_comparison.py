@@ -174,11 +174,11 @@ def test_several_values_of_a_methods_own_key_are_compared(tmp_path: Path) -> Non
 def test_groups_are_never_mixed(tmp_path: Path) -> None:
     for seed in (0, 1):
         make(tmp_path, "fedavg", seed, ga=0.4 + 0.2 * seed)
-        make(tmp_path, "fedavg", seed, "local.lr=0.1", ga=0.9)
+        make(tmp_path, "fedavg", seed, "local.lr=0.3", ga=0.9)
         make(tmp_path, "fola", seed, ga=0.7)
     rows = compared(tmp_path).rows
     labels = [tuple(row.label.values()) for row in rows]
-    assert labels == [(0.01, "fola"), (0.01, "fedavg"), (0.1, "fedavg")]
+    assert labels == [(0.1, "fola"), (0.1, "fedavg"), (0.3, "fedavg")]
     found = rows[1].stats("ga")
     assert found is not None
     assert (found.num, found.mean) == (2, pytest.approx(0.5))
@@ -320,7 +320,7 @@ def test_of_many_missing_combinations_only_the_number_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Five alphas, each with a pair of methods of its own: of ten methods eight are missing everywhere."""
-    names = ["fola", "fedavg", "fedprox", "fedcurv", "scaffold", "fednova", "fedov", "fedlpa", "fvb", "virtual"]
+    names = ["fola", "fedavg", "fedprox", "fedcurv", "scaffold", "fednova", "fedov", "fedlpa", "swag", "ensemble"]
     alphas = [0.1, 0.2, 0.3]
     for i, alpha in enumerate(alphas):
         for method in names[2 * i : 2 * i + 2]:
@@ -329,7 +329,7 @@ def test_of_many_missing_combinations_only_the_number_is_shown(
     assert (sum(row.group is None for row in found.rows), found.num_missing) == (12, 0)
     for i, alpha in enumerate((0.4, 0.5), 3):
         for method in names[2 * i : 2 * i + 2]:
-            make(tmp_path, method, 0, f"partition.alpha={alpha}", "server.lr=0.5", "model.bayesian_layers=0")
+            make(tmp_path, method, 0, f"partition.alpha={alpha}")
     found = compared(tmp_path)
     assert (sum(row.group is None for row in found.rows), found.num_missing) == (0, 40)
     assert main([str(tmp_path)]) == 0

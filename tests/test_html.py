@@ -30,7 +30,7 @@ def make(out: Path, method: str, seed: int, *accuracies: float, alpha: float = 0
     rows = [{"round": i, "ga": a, "nll": 2 - a, "bytes_up": 100 * i} for i, a in enumerate(accuracies, 1)]
     folder = write_run(out, config, *rows)
     tables = {
-        records.TIMING: (records.TIMING_COLUMNS, [(i, 2.0, 1.0, 0.5, 10) for i in range(1, len(rows) + 1)]),
+        records.TIMING: (records.TIMING_COLUMNS, [(i, 2.0, 1.0, 0.5, 3.5, 10) for i in range(1, len(rows) + 1)]),
         records.CLIENTS: (records.CLIENTS_COLUMNS, [(1, 0, 5, 0.9, 1, 0), (2, 0, 5, 0.2, 1, 0), (2, 1, 5, 0.4, 1, 0)]),
         records.RELIABILITY: (
             records.RELIABILITY_COLUMNS,

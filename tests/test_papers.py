@@ -347,7 +347,7 @@ def test_a_diverged_run_is_named_and_not_in_the_means(tmp_path: Path, capsys: py
         records.write_json(folder / SUMMARY, summary | {"status": status})
     assert show("fola_table2", "scale=cpu", runs=tmp_path, to=tmp_path / "to") == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "| FedAvg | 1 | 10.00 | 10.00 |" in out
+    assert "| FedAvg | - | 1 | 10.00 | 10.00 |" in out
     assert f"{folder}: diverged; not in the means" in out
     assert "FedAvg (seed 2): `bfl-paper run fola_table2" in out  # the diverged one is not missing
 
@@ -374,7 +374,7 @@ def test_one_seed_says_that_no_mark_is_possible(tmp_path: Path) -> None:
     assert "| -32.16 (?) | 14.15 | -4.15 (?) |" in text
     assert "| (?): one seed here, so that no difference can be marked as beyond the spread |" in text
     latex = (tmp_path / "to/fola_table2_cpu.tex").read_text()
-    across = "\\multicolumn{16}{p{0.9\\linewidth}}{"
+    across = "\\multicolumn{17}{p{0.9\\linewidth}}{"
     assert f"{across}scale cpu: rounds 5 (paper: 100)" in latex
     assert f"{across}(?): one seed here" in latex
     config = resolve("experiment=fola_table2", "cell=FedAvg", "scale=cpu", "seed=0")
@@ -401,7 +401,7 @@ def test_runs_that_did_not_finish_are_named(tmp_path: Path, capsys: pytest.Captu
 def test_a_damaged_summary_is_left_out_with_a_sentence(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(tmp_path, resolve("experiment=fola_table2", "cell=Ours"), {"round": 1, "ga": 0.5, "la": 0.1})
+    write_run(tmp_path, resolve("experiment=fola_table2", "cell=Ours, lambda 1"), {"round": 1, "ga": 0.5, "la": 0.1})
     bad = write_run(tmp_path, resolve("experiment=fola_table2", "cell=FedAvg"), {"round": 1, "ga": 0.5, "la": 0.1})
     (bad / SUMMARY).write_bytes(content)
     assert show("fola_table2", runs=tmp_path, to=tmp_path / "to") == 0

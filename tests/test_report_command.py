@@ -51,7 +51,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_the_caption_says_what_was_tested_against_what(tmp_path: Path, call: Any) -> None:
     for alpha in (0.1, 1):
         for seed in range(3):
-            make(tmp_path, "fola", seed, f"partition.alpha={alpha}", "local.lr=0.1", ga=0.8 + 0.011 * seed)
+            make(tmp_path, "fola", seed, f"partition.alpha={alpha}", "local.lr=0.01", ga=0.8 + 0.011 * seed)
             make(tmp_path, "fedavg", seed, f"partition.alpha={alpha}", ga=0.6 + 0.01 * seed)
     text = call(tmp_path, "--metrics", "ga")
     assert "All rows: dataset digits, partition dirichlet, num_clients 10, model mlp, rounds 20." in text
@@ -63,7 +63,7 @@ def test_the_caption_says_what_was_tested_against_what(tmp_path: Path, call: Any
     assert "No test" not in text
     assert "not run" not in text
     assert (
-        "| 0.1 | fola | 0.1 | 0.8110 +- 0.0110 * | 3 | 0 | | 0.1 | fedavg | 0.01 | 0.6100 +- 0.0100 | 3 | 0 |" in text
+        "| 0.1 | fola | 0.01 | 0.8110 +- 0.0110 * | 3 | 0 | | 0.1 | fedavg | 0.1 | 0.6100 +- 0.0100 | 3 | 0 |" in text
     )
     make(tmp_path, "fedprox", 0, "partition.alpha=1", ga=0.9)
     make(tmp_path, "fednova", 0, "partition.alpha=10", ga=0.9)
@@ -71,7 +71,7 @@ def test_the_caption_says_what_was_tested_against_what(tmp_path: Path, call: Any
     text = call(tmp_path, "--metrics", "ga")
     assert "Not tested, having one seed: fedprox at alpha 1." in text
     assert "No test at alpha 10: one seed per row." in text
-    assert "| 1 | fedprox | 0.01 | 0.9000 _ | 1 | 0 | | 1 | fola | 0.1 | 0.8110 +- 0.0110 * | 3 | 0 |" in text
+    assert "| 1 | fedprox | 0.1 | 0.9000 _ | 1 | 0 | | 1 | fola | 0.01 | 0.8110 +- 0.0110 * | 3 | 0 |" in text
     assert "| 10 | fola | - | - | not run | |" in text
 
 
@@ -165,7 +165,7 @@ def test_known_names_are_taken(tmp_path: Path, call: Any) -> None:
     text = call(
         tmp_path, "--metrics", "ga", "gap", "nll@eaa", "kl", "--where", "method=fola", "--by", "model", "local.lr"
     )
-    assert "| mlp | 0.01 | 0.2500 | 2.0000 | 1.0000 | - | 1 | 0 |" in text
+    assert "| mlp | 0.1 | 0.2500 | 2.0000 | 1.0000 | - | 1 | 0 |" in text
     assert "0.7500" not in text
 
 
@@ -302,11 +302,11 @@ def test_ages(seconds: float, text: str) -> None:
 
 def test_diff_shows_what_differs_and_nothing_else(tmp_path: Path, call: Any) -> None:
     one = make(tmp_path, "fola", 0, "engine=processes", code={"commit": "a", "own_code": {"mine": "x"}}, ga=0.5)
-    other = make(tmp_path, "fola", 1, "local.lr=0.1", code={"commit": "a", "own_code": {"mine": "y"}}, ga=0.75)
+    other = make(tmp_path, "fola", 1, "local.lr=0.01", code={"commit": "a", "own_code": {"mine": "y"}}, ga=0.75)
     text = call("--diff", one, other)
     assert f"A: {one} B: {other}" in text
     assert "| seed | 0 | 1 |" in text
-    assert "| local.lr | 0.01 | 0.1 |" in text
+    assert "| local.lr | 0.1 | 0.01 |" in text
     assert "| own_code.mine | x | y |" in text
     assert "| global accuracy ↑ | 0.5 | 0.75 | +0.25 |" in text
     for same in ("rounds", "engine", "commit", "negative", "schema"):

@@ -127,7 +127,7 @@ class FedEp(PointMethod):
         precision = torch.where(improper, self.min_precision, natural[0])
         params = points.result()
         params[:size] = torch.where(improper, mean, natural[1] / precision)
-        new = kept | {"params": params.to(mean.dtype), "precision": precision.to(old.dtype)}
+        new = kept | {"params": params.to(mean.dtype), "precision": precision.to(state["precision"].dtype)}
         if state["round"] == self.burn_in_rounds:
             new["start"] = mean.clone()
         return new, {"server_improper": float(improper.sum())}

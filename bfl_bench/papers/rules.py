@@ -22,7 +22,7 @@ def compare(page: Page, paper: str, head: str, spread: str, how: str = "runs by 
     metrics = {metric: METRICS[metric] for _, _, metric in there}
     text = f"# {paper}, {f'table {number}' if number[0].isdigit() else page.table.title}: {how}\n\n"
     text += f"Last round; mean +- {spread.replace('_', ' ')} over seeds; diff.: ours - paper's, (!) where it is "
-    text += "beyond both spreads together, (?) where one seed has no spread, so that no mark is possible.\n"
+    text += "beyond both spreads together.\n"
     cells: list[dict[str, object]] = []
     groups = page.groups()
     for dataset in dict.fromkeys(page.cell(group).names["dataset"] for group in groups):

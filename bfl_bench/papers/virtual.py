@@ -46,9 +46,7 @@ class Score(NamedTuple):
 
     @property
     def cells(self) -> list[str]:
-        ours, paper, difference = self.stats.compare(self.paper, 1)
-        unknown = self.stats.num == 1 and self.paper is not None
-        return [ours, paper, difference + (" (?)" if unknown else ""), str(self.stats.num)]
+        return [*self.stats.compare(self.paper, 1), str(self.stats.num)]
 
     @property
     def values(self) -> dict[str, object]:
@@ -56,10 +54,7 @@ class Score(NamedTuple):
 
 
 HEAD = ["ours", "paper", "diff.", "seeds"]
-MARK = (
-    "(!): beyond our standard deviation over seeds; the paper prints no spread. (?): one seed, which has none either, "
-)
-MARK += "so that no mark is possible.\n"
+MARK = "(!): beyond our standard deviation over seeds; the paper prints no spread.\n"
 
 
 def score(groups: list[Group], metric: str, paper: float | None) -> Score:

@@ -104,7 +104,7 @@ def test_what_clients_send_makes_the_posterior_of_all_data(
 
     With plain sums the data count once for every round.
     """
-    monkeypatch.setattr("bfl_bench.methods.fola.mean_squared_gradient", exact_curvature)
+    monkeypatch.setattr("bfl_bench.inference.curvature.mean_squared_gradient", exact_curvature)
     task, clients, curvature, shift = make_regression(orthogonal=options["structure"] == "diagonal")
     scaled = options.get("round_scaling", True)
     state = method(gamma=GAMMA, **options).init(task, generator())

@@ -227,7 +227,7 @@ def test_a_damaged_run_folder_is_one_sentence(name: str, damage: str, bfl_run: B
     elif damage == "folder":
         path.mkdir()
     else:
-        path.write_text({"cut": text[: len(text) // 2] + "{", "bomb": BOMB, "deep": '{"a":' * 5000}[damage])
+        path.write_text({"cut": text[: len(text) // 2] + "\n{", "bomb": BOMB, "deep": '{"a":' * 5000}[damage])
     result = bfl_run(*words)
     assert result.code == 1
     assert "Traceback" not in result.err
