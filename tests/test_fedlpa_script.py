@@ -110,7 +110,9 @@ def test_the_fisher_matrix_of_a_network(bfl_run: BflRun, tmp_path: Path) -> None
     assert 0 < sum(float(row["share of the squared norm"]) for row in rows) < 1
 
 
-@pytest.mark.parametrize("command", ["table1", pytest.param("figure4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "command", ["table11", *(pytest.param(name, marks=pytest.mark.slow) for name in ("table1", "figure4"))]
+)
 def test_without_runs_it_says_what_to_run(command: str, tmp_path: Path) -> None:
     done = call_script("fedlpa", command, "--runs", ".", cwd=tmp_path)
     assert done.returncode == 1
