@@ -32,7 +32,7 @@ def test_a_method_alone_is_a_whole_experiment(method: str) -> None:
 @pytest.mark.slow
 def test_a_sweep_over_all_methods(bfl_run: BflRun) -> None:
     """In one command, whose other keys only make it short; keys of one method are left out of the others' points."""
-    short = ["rounds=1", "local.epochs=1", "eval.local_every=0"]
+    short = ["rounds=1", "local.epochs=2", "eval.local_every=0"]
     quick = [method for method in METHODS if method not in ("dense", "dense_fedlpa", "fedlpa_released")]
     result = bfl_run("-m", f"method={','.join(quick)}", *short)
     assert result.code == 0, result.err
