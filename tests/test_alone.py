@@ -21,6 +21,7 @@ from tests.conftest import BflRun
 METHODS = sorted(path.stem for path in (config_folder() / "method").glob("[!_]*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_alone_is_a_whole_experiment(method: str) -> None:
     """On the default data, with nothing else: composed, built and checked by the method itself."""

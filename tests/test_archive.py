@@ -165,6 +165,7 @@ def test_models_are_not_in_archives() -> None:
         runs[0].path("bfl-paper run x")
 
 
+@pytest.mark.slow
 def test_the_script_takes_the_cells_of_a_table_and_no_other_runs(tmp_path: Path) -> None:
     source = reference_folder() / "bfl_p_table1.tar.xz"
     some = [folder for folder in list_archived(source) if "seed0" in folder.name]
@@ -201,16 +202,8 @@ def render(name: str, to: Path) -> str:
     return (to / f"{name}.md").read_text()
 
 
-QUICK = {"fola_digits", "fola_figure11", "virtual_table2_cpu", "fedlpa_table5_cpu", "bfl_p_table4_cpu"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        path.stem if path.stem in QUICK else pytest.param(path.stem, marks=pytest.mark.slow)
-        for path in RENDERED.iterdir()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.stem for path in RENDERED.iterdir()))
 def test_every_shipped_table_is_rebuilt_in_all_its_rows_and_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

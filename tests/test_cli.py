@@ -58,6 +58,7 @@ def test_a_run_writes_its_files_and_is_not_run_twice(bfl_run: BflRun, tmp_path: 
     assert sum(path.is_dir() for path in (tmp_path / "outputs").iterdir()) == 2
 
 
+@pytest.mark.slow
 def test_sweep_points_equal_single_runs(bfl_run: BflRun, tmp_path: Path) -> None:
     assert bfl_run("-m", *SMALL, "method=fedprox", "local.lr=0.1,0.01", "out=sweep").code == 0
     assert bfl_run(*SMALL, "method=fedprox", "local.lr=0.01", "out=single").code == 0
@@ -65,6 +66,7 @@ def test_sweep_points_equal_single_runs(bfl_run: BflRun, tmp_path: Path) -> None
     assert (tmp_path / "sweep" / single.name / "metrics.csv").read_bytes() == (single / "metrics.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_sweep_survives_bad_points_and_fills_in_what_is_missing(bfl_run: BflRun, tmp_path: Path) -> None:
     points = [*SMALL, "method=fedavg,nonsense", "partition.alpha=0.1,-1", "local.lr=0.05,1e30"]
     result = bfl_run("-m", *points)
@@ -274,6 +276,7 @@ def test_an_error_in_ones_own_method_fails_that_point_only(bfl_run: BflRun, tmp_
     assert "unforeseen ZeroDivisionError in exploding.py, line 4: boom" in result.err
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_that_its_own_code_has_changed(bfl_run: BflRun, tmp_path: Path) -> None:
     source = "from bfl_bench.methods.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    pass\n"
     (tmp_path / "mine_of_a_user.py").write_text(source)
@@ -362,6 +365,7 @@ def read_stored(tmp_path: Path) -> list[dict[str, object]]:
     return [yaml.safe_load(path.read_text()) for path in sorted((tmp_path / "outputs").glob("*/config.yaml"))]
 
 
+@pytest.mark.slow
 def test_old_names_on_the_command_line_work_and_are_told(bfl_run: BflRun, tmp_path: Path) -> None:
     assert bfl_run(*SMALL, "rounds=1").code == 0
     first = only_folder(tmp_path / "outputs")
@@ -377,6 +381,7 @@ def test_old_names_on_the_command_line_work_and_are_told(bfl_run: BflRun, tmp_pa
     assert "now" not in again.err
 
 
+@pytest.mark.slow
 def test_old_names_in_an_experiment_of_a_user(bfl_run: BflRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sections, what it sweeps, and the environment variable; a sweep tells each once."""
     monkeypatch.setenv("BFL_DATA_DIR", "made-up")
@@ -407,6 +412,7 @@ def test_old_names_in_an_experiment_of_a_user(bfl_run: BflRun, tmp_path: Path, m
 # Files and folders as inputs
 
 
+@pytest.mark.slow
 def test_a_partition_file_that_changed_runs_anew(bfl_run: BflRun, tmp_path: Path) -> None:
     for seed in (0, 1):
         load(plan(resolve(*SMALL, f"seed={seed}")))[2].save(tmp_path / f"{seed}.npz")

@@ -409,6 +409,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no finished run there" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_lists_the_metrics_even_where_a_terminal_knows_no_arrows() -> None:
     code = "from bfl_bench.commands.report import main; main(['--help'])"
     for encoding, arrow in (("utf-8", "↓"), ("ascii", "?")):

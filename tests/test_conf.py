@@ -46,6 +46,7 @@ def test_there_is_something_in_every_group() -> None:
     assert all(FILES[group] for group in GROUPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), [choice for choice in CHOICES if choice not in ELSEWHERE])
 def test_composes_and_passes_the_checks(group: str, name: str) -> None:
     overrides = [f"{group}={name}", *NEEDS.get(name, [])]
@@ -60,6 +61,7 @@ def test_composes_and_passes_the_checks(group: str, name: str) -> None:
         assert name.startswith(config[group]["name"])  # cifar10_cropped is cifar10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), [choice for choice in CHOICES if choice not in LEFT_OUT])
 def test_runs_one_round(group: str, name: str, tmp_path: Path) -> None:
     small = [o for o in SMALL if not (o.startswith("dataset") and group == "dataset")]
@@ -87,6 +89,7 @@ def test_the_papers_tables_and_figures_are_there() -> None:
         assert names <= set(read_tables()), names - set(read_tables())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", read_tables())
 def test_every_table_has_a_scale_for_two_cores_and_one_for_seconds(name: str) -> None:
     """It sweeps no more than the paper does, on real data; the other is short, on stand-ins."""
@@ -99,6 +102,7 @@ def test_every_table_has_a_scale_for_two_cores_and_one_for_seconds(name: str) ->
     assert {cell.names["cell"] for cell in smoke} <= {cell.names["cell"] for cell in list_cells(table)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

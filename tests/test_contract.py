@@ -99,6 +99,7 @@ def test_calls_leave_their_inputs_alone_and_repeat(method: str) -> None:
         assert equal(kept, message)
 
 
+@pytest.mark.slow
 def test_draws_are_parameter_vectors_and_repeat(method: str) -> None:
     worker = experiment(*choose(method)).worker
     state = worker.method.init(worker.task, stream(1, "init"))
@@ -120,6 +121,7 @@ def test_resuming_is_bit_equal(method: str, participation: str, tmp_path: Path) 
     assert (folder / records.CLIENTS).read_bytes() == (tmp_path / "whole" / records.CLIENTS).read_bytes()
 
 
+@pytest.mark.slow
 def test_runs_repeat_and_seeds_differ(method: str, tmp_path: Path) -> None:
     overrides = [*choose(method), "rounds=2"]
     first = run_in(tmp_path / "first", *overrides)
@@ -156,6 +158,7 @@ def test_predictions_are_normalised_and_repeat(method: str) -> None:
     torch.testing.assert_close(totals, torch.ones_like(totals), rtol=1e-5, atol=1e-5)  # float32 sums of a few terms
 
 
+@pytest.mark.slow
 def test_what_a_method_does_not_ask_for_it_does_not_get(method: str) -> None:
     worker = experiment(*choose(method), *([] if method == "fedbe" else ["dataset.server_samples=20"])).worker
     needs, data = worker.method.needs, worker.task.server_data

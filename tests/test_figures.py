@@ -40,6 +40,7 @@ def test_each_line_has_the_label_of_its_column() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rounds", [1, 2, 7, 20, 300])
 def test_rounds_are_whole_and_legends_lie_beside_the_lines(num_rounds: int) -> None:
     figure = drawn(num_rounds)

@@ -31,6 +31,7 @@ def make_runs(out: Path, table: str) -> None:
         write_run(out, one.config, *rows)
 
 
+@pytest.mark.slow
 def test_first_round_is_paired_by_seed(tmp_path: Path) -> None:
     accuracies = {"Ours": (0.5, 0.7, 0.3, 0.9), "FedAvg": (0.4, 0.4, 0.4)}  # the last seed has no partner
     chosen = {"num_clients": "10", "local.lr": "0.1", "local.epochs": "5"}

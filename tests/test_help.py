@@ -65,6 +65,7 @@ def test_the_overview_names_every_option_and_key(bfl_run: BflRun) -> None:
     assert bfl_run("-h").out == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(max(len(OPTIONS[group]) for group in PARTS)))
 def test_keys_and_values_of_parts_are_those_that_hydra_composes(bfl_run: BflRun, index: int) -> None:
     chosen = {group: OPTIONS[group][index % len(OPTIONS[group])] for group in PARTS}

@@ -145,6 +145,7 @@ def test_what_is_no_method_is_refused(target: str, sentence: str) -> None:
         plan(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -41,16 +41,8 @@ def name_cells(cells: list[Cell]) -> list[str]:
     ]
 
 
-FEW = ("fola_table2", "fola_figure8", "fedlpa_figure5", "bfl_p_table5", "virtual_figure4", "ba_bfl_table1")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
-        for name in dict.fromkeys(name for name, _, _ in STORED)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in STORED))
 def test_cells_on_two_cores_are_what_they_were(name: str) -> None:
     cells = list_cells(read_tables()[name], "cpu")
     before = {rest for table, scale, rest in STORED if (table, scale) == (name, "cpu")}
@@ -73,6 +65,7 @@ def test_cells_are_what_they_were(name: str, scale: str, rest: str) -> None:
         assert hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest() == digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fola_table2", "fedlpa_table5", "virtual_figure4", "fola_figure12"])
 def test_values_set_in_copies_are_those_that_hydra_composes(name: str) -> None:
     for one in compose_cells(list_cells(read_tables()[name], "cpu")[-3:]):
@@ -419,6 +412,7 @@ def test_the_row_below_a_table_is_in_every_table_of_a_text() -> None:
     assert add_last_row("| a |\n", "") == "| a |\n"
 
 
+@pytest.mark.slow
 def test_dense_with_a_tenth_of_its_epochs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And is not compared with the paper's cell, whose script has other values."""
     assert show("fedlpa_table5", "scale=cpu", runs=reference_folder() / "fedlpa_table5", to=tmp_path) == 0

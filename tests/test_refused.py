@@ -228,6 +228,7 @@ def test_a_method_that_returns_something_else(where: str, what: Any, sentence: s
     assert sentence in str(caught.value)
 
 
+@pytest.mark.slow
 def test_another_processor_is_said_and_recorded(bfl_run: BflRun, tmp_path: Path) -> None:
     words = [*SMALL, "method=fedavg", "rounds=1"]
     assert bfl_run(*words).code == 0

@@ -163,6 +163,7 @@ def test_table_sets_ours_beside_the_papers(tmp_path: Path, run_script: Run) -> N
     )
 
 
+@pytest.mark.slow
 def test_figure_over_the_number_of_layers(tmp_path: Path, run_script: Run) -> None:
     write_cells(tmp_path / "runs", "ba_bfl_table1", "0 / FedAVG", ece=0.3)
     write_cells(tmp_path / "runs", "ba_bfl_table1", "3 / WB", ece=0.2, la=0.61)

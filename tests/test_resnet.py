@@ -145,6 +145,7 @@ def test_bayesian_layers_count_from_the_end(layers: str, gaussian: list[str]) ->
     assert found == gaussian
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["group", "frozen_batch"])
 @pytest.mark.parametrize(
     "method",
@@ -168,6 +169,7 @@ def test_a_round_of_every_kind_of_method(method: str, norm: str, tmp_path: Path)
     assert 0 < float(dict(zip(header, row, strict=True))["nll"]) < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -30,6 +30,7 @@ def swallow(number: int) -> None:
         os.kill(os.getpid(), number)
 
 
+@pytest.mark.slow
 def test_while_a_figure_is_drawn(number: int, bfl_run: BflRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = figures.draw_partition
 
@@ -45,6 +46,7 @@ def test_while_a_figure_is_drawn(number: int, bfl_run: BflRun, tmp_path: Path, m
     assert len(list((tmp_path / "outputs").iterdir())) == 1  # the other points were not begun
 
 
+@pytest.mark.slow
 def test_during_a_round(number: int, bfl_run: BflRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bfl_bench.methods.fedavg import FedAvg
 

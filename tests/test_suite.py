@@ -66,6 +66,7 @@ def tiny(tmp_path: Path) -> Suite:
     return read_suite(write_suite(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_suites())
 def test_every_shipped_suite_composes_with_one_budget_for_all(name: str) -> None:
     suite = find_suite(name)

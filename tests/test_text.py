@@ -51,6 +51,7 @@ def text(method: str, *overrides: str) -> Experiment:
     return load(plan(config))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fola", "fedcurv", "scaffold", "fednova", "fvb", "virtual"])
 def test_methods_run_on_text(method: str, tmp_path: Path) -> None:
     options = ["method.fisher=batch_gradient"] if method == "fedcurv" else []  # torch warns that per_sample is slow

@@ -15,6 +15,7 @@ from tests.composing import COMMAND, SMALL, only_folder
 from tests.conftest import BflRun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
     ["os.system", "bfl_bench.data.sources.fetching.subprocess.run", "bfl_bench.build.loading.Path", "builtins.eval", 3],
@@ -39,6 +40,7 @@ def test_own_parts_are_own() -> None:
     assert not is_own("bfl_bench.methods.nothing.Nothing")
 
 
+@pytest.mark.slow
 def test_plugins_in_the_working_directory_are_not_executed(tmp_path: Path) -> None:
     """But a module of one's own there is found when a config names it."""
     (tmp_path / "hydra_plugins").mkdir()

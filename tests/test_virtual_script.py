@@ -41,6 +41,7 @@ def make_cell(out: Path, table: str, label: str, *rows: dict[str, Cell], **names
     return write_run(out, one.config, *rows)
 
 
+@pytest.mark.slow
 def test_table_2_takes_the_maximum_over_rounds_of_the_best_setting(tmp_path: Path) -> None:
     out = tmp_path / "outputs"
     place = {"federation": "MNIST, mlp"}
@@ -153,6 +154,7 @@ def test_table_1_runs_once_per_dataset_and_counts_characters(
     assert "| NLP | 2 | 2400 | 1200 | 400 | 100 |" in text  # sequences of 80 characters
 
 
+@pytest.mark.slow
 def test_without_runs_it_says_what_to_run(tmp_path: Path) -> None:
     for command in ("table3", "figure4"):
         done = call_script("virtual", command, "--runs", ".", cwd=tmp_path)

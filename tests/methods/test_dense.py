@@ -118,6 +118,7 @@ def test_the_student_comes_to_agree_with_the_ensemble() -> None:
     assert set(metrics) == {"generator_loss", "distillation_loss"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -11,6 +11,7 @@ PRESETS = {"fedavgm": "sgd", "fedadagrad": "adagrad", "fedadam": "adam", "fedyog
 PLAIN = ["server.rule=sgd", "server.momentum=0", "server.lr=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "rule"), PRESETS.items())
 def test_a_preset_is_fedavg_with_its_step(method: str, rule: str, tmp_path: Path) -> None:
     """With a plain step of the server nothing but the name is left, bit for bit."""

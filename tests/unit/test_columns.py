@@ -201,6 +201,7 @@ def header(path: Path) -> list[str]:
         return next(csv.reader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_columns_of_a_method_are_registered_as_its_own(method: str, tmp_path: Path) -> None:
     run_in(tmp_path, *choose(method), "rounds=1")

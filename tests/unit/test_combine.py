@@ -266,6 +266,7 @@ def test_the_list_is_complete() -> None:
     assert {path.stem for path in (config_folder() / "aggregator").glob("*.yaml")} == {*AS_CONFIGURED, "none"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AS_CONFIGURED)
 def test_built_rules(name: str) -> None:
     """The right function with the right options, and it works as it is: clients at the floor, and below it."""

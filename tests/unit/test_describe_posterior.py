@@ -54,6 +54,7 @@ def test_where_all_move_alike_nothing_is_learnt() -> None:
     assert found["log_variance_spread"] == pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "expected"),
     [

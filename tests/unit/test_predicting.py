@@ -32,6 +32,7 @@ def nll(worker: Worker, name: str, prediction: object) -> float:
     return worker.score(prediction, worker.sets[name].split.y).values["nll"]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [["method=fola"], ["method=fola", "method.structure=full", "model=softmax"], ["method=fedlpa"]]
 )
@@ -100,6 +101,7 @@ def test_the_last_layer_alone(tmp_path: Path) -> None:
     assert last["nll@linearised"] != last["nll@mean"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fvb", "fedivon", "swag"])
 def test_the_mean_of_a_posterior_that_is_drawn_from(method: str, tmp_path: Path) -> None:
     options = [*FEW, f"method={method}", *(["method.start_round=1"] if method == "swag" else [])]

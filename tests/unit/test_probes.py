@@ -151,6 +151,7 @@ def finished(folder: Path, *overrides: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_what_a_run_cannot_build_on_is_named(tmp_path: Path) -> None:
     first = finished(tmp_path / "first", *TWO, "method=fedavg")
     with pytest.raises(ConfigError, match=r"start_from: got .* the folder of a run, with its config.yaml"):

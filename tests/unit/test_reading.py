@@ -206,6 +206,7 @@ def test_a_config_is_not_rewritten_by_every_start(tmp_path: Path) -> None:
     assert reading.read_yaml(tmp_path / "config.yaml")["a"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "damage"),
     [

@@ -578,6 +578,7 @@ MANY = 10_000
 MANY_ERROR = 1e-12
 
 
+@pytest.mark.slow
 @with_closed_forms
 @pytest.mark.parametrize("log_variance", [-8.0, -30.0, 10.0])
 def test_ten_thousand_equal_clients(rule: Rule, log_variance: float) -> None:
@@ -590,6 +591,7 @@ def test_ten_thousand_equal_clients(rule: Rule, log_variance: float) -> None:
     assert_gaussian(rule(mean, variance, weights), mean[0], expected, rtol=tolerance)
 
 
+@pytest.mark.slow
 @with_all
 def test_ten_thousand_clients_of_two_kinds(rule: Rule) -> None:
     """As two clients, N(0, 1) and N(2, 1/4) at equal weights; but gaa and cf sum over all."""

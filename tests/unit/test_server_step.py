@@ -131,6 +131,7 @@ def test_inputs_stay_as_they_are() -> None:
     assert all(torch.equal(state[name], before[name]) for name in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "fednova", "fedcurv", "fedlpa", "fedov"])
 def test_every_point_method_takes_any_step_and_resumes(method: str, tmp_path: Path) -> None:
     options = [*SMALL, f"method={method}", "rounds=2", "server.rule=adam", "server.momentum=0.9", "server.lr=0.01"]

@@ -90,6 +90,7 @@ def test_linear_regression_has_the_mean_field_optimum(init: float) -> None:
     assert ((asleep[layout.log_variances].exp() * precision).log().abs() > 0.5).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [1.0, 0.25])
 def test_reverse_kl_of_clients_that_stand_for_all_examples_is_the_pooled_posterior(beta: float) -> None:
     """With inputs that are one-hot, weights are independent: mean field is exact, and unequal clients add up."""
