@@ -26,8 +26,9 @@ from bfl_bench import records
 from bfl_bench.commands import run
 from bfl_bench.commands.cells import Composed, compose_cells
 from bfl_bench.errors import BflError, ConfigError, RunError
+from bfl_bench.identity import finished_summary
 from bfl_bench.papers.spec import Cell
-from bfl_bench.records import config_folder
+from bfl_bench.records import reference_folder
 from bfl_bench.suite import choosing, results
 from bfl_bench.suite.showing import show
 from bfl_bench.suite.spec import (
@@ -123,7 +124,7 @@ def _count(suite: Suite) -> tuple[int, int]:
 
 def shipped(suite: Suite) -> Path:
     """Find the folder with the results that come with bfl-bench."""
-    return config_folder().parent / "reference" / "suite" / suite.name
+    return reference_folder() / "suite" / suite.name
 
 
 def tune(suite: Suite, to: Path, words: Sequence[str], dry_run: bool = False) -> None:
@@ -247,7 +248,7 @@ def folder_of(composed: Composed) -> Path:
 
 def _sweep(composed: Sequence[Composed], words: Sequence[str]) -> None:
     """Make the runs that are not finished, with whatever launcher the words name."""
-    missing = [one.cell.overrides() for one in composed if not _is_finished(folder_of(one))]
+    missing = [one.cell.overrides() for one in composed if not _is_finished(one)]
     if not missing:
         return
     launcher = [word for word in words if word.startswith("hydra")]
@@ -265,9 +266,8 @@ def _sweep(composed: Sequence[Composed], words: Sequence[str]) -> None:
                 raise RunError("the runs could not be started") from None
 
 
-def _is_finished(folder: Path) -> bool:
-    summary = records.read_json(folder / records.SUMMARY)
-    return summary is not None and summary["status"] in ("done", "diverged")
+def _is_finished(one: Composed) -> bool:
+    return finished_summary(folder_of(one), one.config) is not None
 
 
 def _say_cost(composed: Sequence[Composed]) -> None:
@@ -275,9 +275,9 @@ def _say_cost(composed: Sequence[Composed]) -> None:
     seconds: dict[str, list[float]] = {}
     missing: dict[str, int] = {}
     for one in composed:
-        setting, folder = one.cell.names["setting"], folder_of(one)
-        if _is_finished(folder):
-            times = records.read_table(folder / records.TIMING)
+        setting = one.cell.names["setting"]
+        if _is_finished(one):
+            times = records.read_table(folder_of(one) / records.TIMING)
             seconds.setdefault(setting, []).append(
                 sum((row["wall_seconds"] or 0) + (row["evaluation_seconds"] or 0) for row in times)
             )

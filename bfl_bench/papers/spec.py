@@ -149,15 +149,16 @@ def read_paper(path: Path) -> dict[str, Table]:
         base = content.get(entry.get("of", name))
         if base is None:
             raise ConfigError(f"{path.name}: {name}.of", entry["of"], ", ".join(content))
-        _check_keys(f"{path.name}: {name}", entry, KEYS)
+        check_keys(f"{path.name}: {name}", entry, KEYS)
         for scale, changed in base["scales"].items():
-            _check_keys(f"{path.name}: {name}.scales.{scale}", changed, SCALE_KEYS)
+            check_keys(f"{path.name}: {name}.scales.{scale}", changed, SCALE_KEYS)
         table = Table(paper=path.stem, name=name, title=entry["title"], runs_of=entry.get("of", name), content=base)
         tables[table.full_name] = table
     return tables
 
 
-def _check_keys(place: str, entry: Mapping[str, Any], allowed: Iterable[str]) -> None:
+def check_keys(place: str, entry: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """Refuse a key that is not among those allowed."""
     for key in entry:
         if key not in allowed:
             raise ConfigError(place, key, ", ".join(sorted(allowed)))

@@ -8,7 +8,7 @@ hyperparameters has no test example in reach.
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +18,7 @@ import yaml
 from scipy.stats import qmc
 
 from bfl_bench.errors import ConfigError
-from bfl_bench.papers.spec import Cell
+from bfl_bench.papers.spec import Cell, check_keys
 from bfl_bench.records import config_folder
 
 KEYS = {"title", "values", "settings", "points", "search_seed", "seeds", "select", "metrics", "search", "methods"}
@@ -71,7 +71,7 @@ def find_suite(name: str) -> Suite:
 def read_suite(path: Path) -> Suite:
     """Read a suite's file; a misspelt key or a search of another size than the others' is refused."""
     content = yaml.safe_load(path.read_text())
-    _check_keys(path.name, content, KEYS)
+    check_keys(path.name, content, KEYS)
     seeds = content["seeds"]
     suite = Suite(
         name=path.stem,
@@ -94,7 +94,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def _read_entry(path: Path, name: str, entry: Mapping[str, Any]) -> Entry:
-    _check_keys(f"{path.name}: methods.{name}", entry, METHOD_KEYS)
+    check_keys(f"{path.name}: methods.{name}", entry, METHOD_KEYS)
     return make_entry(name, entry.get("label", name), entry.get("values", {}), entry.get("search", {}))
 
 
@@ -103,12 +103,6 @@ def make_entry(name: str, label: str, values: Mapping[str, Any], search: Space) 
     for key, space in search.items():
         _check_space(f"methods.{name}.search.{key}", space)
     return Entry(method=name.partition(":")[0], label=label, values=values, search=search)
-
-
-def _check_keys(place: str, entry: Mapping[str, Any], allowed: Iterable[str]) -> None:
-    for key in entry:
-        if key not in allowed:
-            raise ConfigError(place, key, ", ".join(sorted(allowed)))
 
 
 def _check_space(place: str, space: Any) -> None:
