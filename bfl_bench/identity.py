@@ -48,6 +48,7 @@ ADDED: dict[str, Any] = {
     "lenet.dropout": 0.0,
     "cnn.dropout": 0.0,
     "partition.seed": None,
+    "partition.unknown_classes": [],
     "Dense.student": "broadcast",
     "Dense.flip": False,
     "Fola.batch_weight": "share",

@@ -14,12 +14,12 @@ from bfl_bench.aggregators.algebra import Gaussian
 from bfl_bench.build.parts import is_own
 from bfl_bench.build.planning import Plan, plan
 from bfl_bench.data.corruptions import Pixels
-from bfl_bench.data.dataset import Dataset, Split
+from bfl_bench.data.dataset import Dataset, Split, set_classes_aside
 from bfl_bench.data.partition import Natural, Partition, deal_test, hold_out, indices_of
 from bfl_bench.data.partition.partition import Ints
 from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
-from bfl_bench.engines.worker import TEST, VALIDATION, EvaluationSet, Worker
+from bfl_bench.engines.worker import TEST, UNKNOWN, VALIDATION, EvaluationSet, Worker
 from bfl_bench.errors import ConfigError, PartError, RunError, UnsuitableError
 from bfl_bench.identity import RUNS, fill_in, read_config
 from bfl_bench.inference.laplace import check_laplace
@@ -43,6 +43,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     except ConfigError as error:
         raise error.below("dataset") from None
     _check_labels(plan.dataset.name, dataset)
+    dataset, unknown = _set_classes_aside(plan, dataset)
     dataset, server_data = _hold_out(dataset, plan.server_samples, settings.seed)
     if plan.method.needs.classes and not isinstance(dataset.likelihood, Categorical):
         raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
@@ -57,7 +58,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         task=task,
         method=plan.method,
         train=dataset.train,
-        sets=_evaluation_sets(plan, dataset, partition, own_test) | _foreign_sets(plan, dataset, data_dir),
+        sets=_evaluation_sets(plan, dataset, partition, own_test) | unknown | _foreign_sets(plan, dataset, data_dir),
         augment=dataset.augment,
         client_indices=tuple(map(torch.from_numpy, partition.indices)),
         settings=plan.eval,
@@ -91,6 +92,21 @@ def _check_labels(name: str, dataset: Dataset) -> None:
                 found = f"{split.y.dtype} from {low} to {high}"
                 expected = f"{torch.int64} from 0 to {dataset.num_classes - 1}"
                 raise PartError(f"dataset {name}: the labels of {part} are {found}; expected: {expected}")
+
+
+def _set_classes_aside(plan: Plan, dataset: Dataset) -> tuple[Dataset, dict[str, EvaluationSet]]:
+    """Keep the classes of partition.unknown_classes from everybody; their test examples are a foreign set."""
+    classes, key = plan.unknown_classes, "partition.unknown_classes"
+    if not classes:
+        return dataset, {}
+    if not isinstance(dataset.likelihood, Categorical) or dataset.test.y.dim() > 1:
+        raise ConfigError(key, classes, f"[]; an example of dataset {plan.dataset.name} has no one class")
+    most = dataset.num_classes - 2
+    if len(set(classes)) != len(classes) or max(classes) >= dataset.num_classes or len(classes) > most:
+        allowed = f"at most {most} different classes from 0 to {dataset.num_classes - 1}"
+        raise ConfigError(key, classes, allowed)
+    dataset, unknown = set_classes_aside(dataset, classes)
+    return dataset, {} if plan.eval.scored == VALIDATION else {UNKNOWN: EvaluationSet(unknown, foreign=True)}
 
 
 def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: ServerData | None) -> Task:

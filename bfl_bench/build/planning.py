@@ -69,6 +69,7 @@ class Plan:
     own_test: bool
     validation: float
     split_seed: int  # of the partition
+    unknown_classes: list[int]
     make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
     model_name: str
     gaussian: GaussianSettings | None
@@ -125,6 +126,8 @@ def plan(config: Mapping[str, Any]) -> Plan:
     check_value("partition.validation", validation, Annotated[float, Between(0, 0.9)])
     split_seed = partition_node.pop("seed", None)
     check_value("partition.seed", split_seed, Annotated[int, AtLeast(0)] | None)
+    unknown_classes = partition_node.pop("unknown_classes", [])
+    check_value("partition.unknown_classes", unknown_classes, list[Annotated[int, AtLeast(0)]])
     partition = construct("partition", {"partition": partition_node})
     if settings.num_clients is None and not isinstance(partition, Natural):
         raise ConfigError("num_clients", None, f"a number with partition {partition.name}")
@@ -166,6 +169,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
         own_test=own_test == "per_client" or (own_test == "auto" and personal),
         validation=validation,
         split_seed=settings.seed if split_seed is None else split_seed,
+        unknown_classes=unknown_classes,
         make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),
         model_name=config["model"]["name"],
         gaussian=gaussian,

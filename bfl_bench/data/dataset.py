@@ -1,7 +1,7 @@
 """What every dataset loads to, whatever it is made of."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -72,6 +72,21 @@ class Dataset:
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.test.x.shape[1:])
+
+
+def set_classes_aside(dataset: Dataset, classes: Sequence[int]) -> tuple[Dataset, Split]:
+    """Take all examples of some classes away, and number the others anew; return the test examples taken, too."""
+    train, test = (~torch.isin(split.y, torch.tensor(classes)) for split in (dataset.train, dataset.test))
+    known = torch.tensor([c for c in range(dataset.num_classes) if c not in classes])
+    owners = dataset.owners
+    left = replace(
+        dataset,
+        train=Split(dataset.train.x[train], torch.searchsorted(known, dataset.train.y[train])),
+        test=Split(dataset.test.x[test], torch.searchsorted(known, dataset.test.y[test])),
+        likelihood=Categorical(len(known)),
+        owners=owners and replace(owners, train=owners.train[train], test=owners.test[test]),
+    )
+    return left, Split(dataset.test.x[~test], dataset.test.y[~test])
 
 
 class DatasetConfig(Protocol):

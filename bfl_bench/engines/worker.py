@@ -19,7 +19,7 @@ from bfl_bench.likelihood import Prediction, Scores, average
 from bfl_bench.method import Client, Layers, Method, Predictive, Task, Tensors, Update
 from bfl_bench.rng import stream
 
-TEST, VALIDATION = "test", "validation"
+TEST, VALIDATION, UNKNOWN = "test", "validation", "unknown_classes"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ _FOREIGN = tuple(
         definition=f"{definition} {what}",
         direction=direction,
         unit="share",
-        of="runs with eval.ood",
+        of="runs with eval.ood or partition.unknown_classes",
     )
     for score, what in _SCORES.items()
     for name, label, direction, definition in _DETECTION
@@ -374,6 +374,14 @@ TABLES: Mapping[str, Sequence[Column]] = {
             definition="lowest coverage90 among the clients, on their own test examples",
             direction="up",
             unit="share",
+            of=_OWN_COVERED,
+        ),
+        Column(
+            name="set_size90_worst",
+            label="size of the worst client's sets",
+            definition="set_size90 of the client with the lowest coverage90",
+            direction="down",
+            unit="classes",
             of=_OWN_COVERED,
         ),
         Column(
@@ -693,7 +701,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             name="test",
             label="test set",
-            definition="test examples with such an entropy; those of sets of eval.ood in columns of their names",
+            definition="test examples with such an entropy; those of foreign sets in columns of their names",
             direction=None,
         ),
     ),

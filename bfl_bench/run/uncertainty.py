@@ -120,7 +120,8 @@ def _cover(worker: Worker, validation: tuple[Tensor, Tensor], test: tuple[Tensor
         for client, examples in enumerate(own):
             clients[examples] = client
         coverages = coverage_of_clients(*test, threshold, clients, len(own))
-        row["coverage90_worst"] = coverages[worst_covered(coverages)].coverage
+        worst = coverages[worst_covered(coverages)]
+        row |= {"coverage90_worst": worst.coverage, "set_size90_worst": worst.set_size}
     return row
 
 

@@ -55,6 +55,7 @@ EXPECTED = {
     "coverage90": (None, "coverage of 90 % sets"),
     "set_size90": ("down", "size of 90 % sets"),
     "coverage90_worst": ("up", "worst client's coverage"),
+    "set_size90_worst": ("down", "size of the worst client's sets"),
     "mt_ece": ("down", "MT calibration error"),
     "worst10_s_nll": ("down", "worst 10 % of clients, S loss"),
     "worst10_s_ece": ("down", "worst 10 % of clients, S calibration error"),

@@ -248,6 +248,7 @@ OTHERWISE = {
     "eval.severities": [1, 5],
     "eval.local_share": 0.2,
     "partition.seed": 1,
+    "partition.unknown_classes": [3],
 }
 
 

@@ -8,7 +8,7 @@ import torch
 
 from bfl_bench import records
 from bfl_bench.data.dataset import Split
-from bfl_bench.engines.worker import TEST, VALIDATION, EvaluationSet, Worker
+from bfl_bench.engines.worker import TEST, UNKNOWN, VALIDATION, EvaluationSet, Worker
 from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation import calibration, detection, selective
 from bfl_bench.evaluation.conformal import conformal_coverage, conformal_threshold
@@ -27,6 +27,7 @@ from tests.composing import SMALL, experiment, resolve, run_in
 FEW = [*SMALL, "rounds=2", "eval.every=2", "eval.ece_bins=7"]
 IMAGES = [f"data_dir={records.STAND_IN}", "dataset=mnist", "model.hidden=[8]", "num_clients=3"]
 IMAGES += ["rounds=1", "local.epochs=1"]
+DIGITS = ["method=fedavg", "model.hidden=[8]", "num_clients=3", "rounds=2", "eval.every=2"]
 
 
 def run(folder: Path, *overrides: str) -> tuple[dict[str, records.Cell], Worker, Tensors]:
@@ -92,9 +93,11 @@ def test_the_worst_client_is_the_one_whose_labels_are_missed_most(tmp_path: Path
     logp = predict(worker, state, TEST, 2).log_probabilities
     held = predict(worker, state, VALIDATION, 2).log_probabilities
     threshold = conformal_threshold(held, worker.sets[VALIDATION].split.y, 0.1)
-    coverages = [conformal_coverage(logp[part], test.y[part], threshold).coverage for part in own if len(part)]
-    assert len(set(coverages)) > 1
-    assert row["coverage90_worst"] == min(coverages)
+    found = [conformal_coverage(logp[part], test.y[part], threshold) for part in own if len(part)]
+    worst = min(found, key=lambda client: client.coverage)
+    assert len({client.coverage for client in found}) > 1
+    assert (row["coverage90_worst"], row["set_size90_worst"]) == (worst.coverage, worst.set_size)
+    assert worst.set_size != pytest.approx(max(client.set_size for client in found))
 
 
 def test_foreign_examples_are_told_from_those_of_the_test_set(tmp_path: Path) -> None:
@@ -155,6 +158,47 @@ def test_sets_that_cannot_be_compared_are_refused(names: str, sentence: str) -> 
 
 def test_datasets_are_filled_in_like_rules() -> None:
     assert resolve(*IMAGES, "eval.ood=[fashion_mnist]")["eval"]["ood"]["fashion_mnist"]["source"] == "fashion_mnist"
+
+
+def test_classes_that_nobody_learns_are_foreign(tmp_path: Path) -> None:
+    row, worker, state = run(tmp_path, *DIGITS, "partition.unknown_classes=[7,0]")
+    whole = experiment(*DIGITS)
+    known, foreign = worker.sets[TEST].split, worker.sets[UNKNOWN].split
+    y = whole.worker.sets[TEST].split.y
+    assert torch.equal(foreign.x, whole.worker.sets[TEST].split.x[(y == 7) | (y == 0)])
+    kept = y[(y != 7) & (y != 0)]
+    renumbered = {1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 8: 6, 9: 7}
+    assert known.y.tolist() == [renumbered[label] for label in kept.tolist()]
+    assert set(worker.train.y.tolist()) == set(range(8))
+    labels = whole.worker.train.y
+    assert len(worker.train) == int(((labels != 7) & (labels != 0)).sum())
+    inside, outside = (predict(worker, state, name, 2).log_probabilities for name in (TEST, UNKNOWN))
+    assert inside.shape[1] == 8  # no output of the network is theirs
+    expected = detection.auroc(detection.entropy(inside), detection.entropy(outside))
+    assert row["auroc_entropy@unknown_classes"] == pytest.approx(expected)
+    assert expected > 0.6
+
+
+def test_a_search_does_not_see_test_examples_of_unknown_classes() -> None:
+    options = [*DIGITS, "partition.unknown_classes=[7]", "partition.validation=0.3", "eval.scored=validation"]
+    assert set(experiment(*options).worker.sets) == {TEST}
+
+
+def test_natural_clients_keep_what_is_left_of_theirs() -> None:
+    options = ["dataset=mnist_writers", "partition=natural", f"data_dir={records.STAND_IN}", "num_clients=4"]
+    before, after = (experiment(*options, *more).worker for more in ([], ["partition.unknown_classes=[1]"]))
+    for worker in (before, after):
+        assert worker.sets[TEST].own is not None
+    for client in range(4):
+        labels = before.train.y[before.client_indices[client]]
+        left = [label - (label > 1) for label in labels.tolist() if label != 1]
+        assert after.train.y[after.client_indices[client]].tolist() == left
+
+
+@pytest.mark.parametrize("classes", ["[10]", "[1,1]", "[0,1,2,3,4,5,6,7,8]", "[-1]", "3"])
+def test_unknown_classes_that_cannot_be_are_refused(classes: str) -> None:
+    with pytest.raises(ConfigError, match=r"partition\.unknown_classes: got "):
+        experiment(*DIGITS, f"partition.unknown_classes={classes}")
 
 
 def test_every_client_is_scored_on_its_own_examples(tmp_path: Path) -> None:
