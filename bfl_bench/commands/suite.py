@@ -6,11 +6,12 @@
     bfl-suite show small
     bfl-suite verify small [--sample 20]
     bfl-suite add small mine --config-dir FOLDER [--search method.mu=0.001:1]
+    bfl-suite cards [--to FOLDER]
 
 `tune` runs each method's search and freezes what scored best on validation examples; `run` makes the reported runs;
 both begin where they were stopped. `show` writes tables, figures and a page. `verify` makes some of the reported runs
-again and compares. `add` does all of it for a method of your own and shows it beside the others. Words key=value are
-bfl-run's, such as out=FOLDER, hydra/launcher=joblib.
+again and compares. `add` does all of it for a method of your own and shows it beside the others. `cards` writes a page
+per method and per dataset. Words key=value are bfl-run's, such as out=FOLDER, hydra/launcher=joblib.
 """
 
 import argparse
@@ -44,6 +45,7 @@ from bfl_bench.suite.spec import (
 from bfl_bench.suite.verifying import compare_result
 
 OUTPUTS = Path("outputs/suite")
+CARDS = Path("outputs/cards")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,8 +64,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bfl-suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list|tune|run|show|verify|add")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|tune|run|show|verify|add|cards")
     commands.add_parser("list", help="the suites, with their numbers of runs")
+    cards = commands.add_parser("cards", help="a page per method and per dataset, of what the code knows")
+    cards.add_argument("--to", type=Path, default=CARDS, help=f"folder for the pages (default: {CARDS})")
     for name, text in (
         ("tune", "search hyperparameters, with the same budget for every method"),
         ("run", "make the runs that are reported, with the values that the search chose"),
@@ -90,7 +94,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments, words = parser.parse_known_args(argv)
     arguments.words = words
     for word in words:
-        if "=" not in word or word.startswith("--") or arguments.command in ("list", "show"):
+        if "=" not in word or word.startswith("--") or arguments.command in ("list", "show", "cards"):
             parser.error(f"unrecognized argument: {word}")
     return arguments
 
@@ -102,6 +106,12 @@ def _answer(arguments: argparse.Namespace) -> None:
             searched, reported = _count(suite)
             print(f"{name}  {suite.title} ({len(suite.settings)} settings, {len(suite.methods)} methods, ", end="")
             print(f"{searched} search runs, {reported} reported runs)")
+        return
+    if arguments.command == "cards":
+        from bfl_bench.commands.cards import write_cards  # torch takes long to import
+
+        pages = write_cards(arguments.to, [shipped(find_suite(name)) for name in list_suites()])
+        print(f"{len(pages)} pages in {arguments.to}")
         return
     suite = find_suite(arguments.suite)
     to = arguments.to or OUTPUTS / suite.name
