@@ -19,10 +19,11 @@ from bfl_bench.commands import suite as command
 from bfl_bench.commands.cells import compose_cells
 from bfl_bench.errors import ConfigError, RunError
 from bfl_bench.evaluation import columns
+from bfl_bench.papers.spec import Cell
 from bfl_bench.report.comparison import Ranks, Row
 from bfl_bench.report.runs import Group, Run
 from bfl_bench.run.environment import describe_cpu
-from bfl_bench.suite.choosing import Trial, choose_best, freeze, read_choices, read_trial
+from bfl_bench.suite.choosing import Trial, freeze, keep_better_half, read_choices, read_trial, sort_trials
 from bfl_bench.suite.drawing import draw_ranks
 from bfl_bench.suite.ranking import compare_orders, compare_with, find_front, find_ties
 from bfl_bench.suite.results import TIMES, Result, read_results
@@ -110,6 +111,7 @@ def test_search_runs_have_no_test_set_and_reported_runs_no_search_seed(tiny: Sui
     [
         ({"search_seed": 1}, "search_seed: got 1, allowed: a seed that no reported run has"),
         ({"select": "ece"}, "select: got 'ece', allowed: nll, ga"),
+        ({"halvings": 2}, "halvings: got 2, allowed: so few that one of 2 points is left"),
         ({"metods": {}}, "tiny.yaml: got 'metods'"),
         ({"methods": {"fedavg": {"lr": 1}}}, "methods.fedavg: got 'lr'"),
         ({"methods": {"fedavg": {"search": {"local.lr": {"low": 0, "high": 1}}}}}, "search.local.lr: got"),
@@ -121,17 +123,45 @@ def test_a_wrong_suite_is_refused(tmp_path: Path, changes: dict[str, Any], messa
     assert message in str(raised.value)
 
 
-def trial(point: int, nll: float, ga: float) -> Trial:
+def trial(point: int, nll: float, ga: float, rung: int = 0) -> Trial:
     return Trial(
-        setting="near", method="fedavg", point=point, values={"local.lr": point}, nll=nll, ga=ga, run=f"r{point}"
+        setting="near",
+        method="fedavg",
+        point=point,
+        rung=rung,
+        values={"local.lr": point},
+        nll=nll,
+        ga=ga,
+        run=f"r{point}",
     )
 
 
 def test_the_best_trial_has_the_lowest_nll_then_the_highest_accuracy() -> None:
     trials = [trial(0, 0.5, 0.9), trial(1, 0.3, 0.7), trial(2, 0.3, 0.8), trial(3, math.inf, 0.0)]
-    assert choose_best(trials, "nll") == trials[2]
-    assert choose_best(trials, "ga") == trials[0]
-    assert choose_best(trials[3:], "nll") is None
+    assert [one.point for one in sort_trials(trials, "nll")] == [2, 1, 0]
+    assert [one.point for one in sort_trials(trials, "ga")] == [0, 2, 1]
+
+
+def test_halvings_keep_the_better_points_and_double_the_rounds(tmp_path: Path) -> None:
+    settings = {name: {"rounds": 12} for name in ("near", "far")}
+    suite = read_suite(write_suite(tmp_path, points=8, halvings=2, settings=settings))
+    first = search_cells(suite)
+    assert {cell.values["rounds"] for cell in first} == {3}
+    assert len(first) == 2 * 2 * 8
+    trials = [trial(point, nll, 0.5) for point, nll in enumerate([5, 1, math.inf, 2, 9, 3, 4, 8])]
+    kept = keep_better_half(trials, "nll", 4)
+    assert kept == {("near", "fedavg"): [1, 3, 5, 6]}
+    second, third = (search_cells(suite, rung, kept) for rung in (1, 2))
+    assert [(int(cell.names["point"]), cell.values["rounds"]) for cell in second] == [(n, 6) for n in (1, 3, 5, 6)]
+    assert {cell.values["rounds"] for cell in third} == {12}
+
+
+def test_what_the_longest_runs_say_is_chosen(tmp_path: Path) -> None:
+    suite = read_suite(write_suite(tmp_path, halvings=1))
+    freeze(suite, [trial(0, 0.1, 0.9), trial(1, 0.2, 0.9), trial(1, 0.15, 0.9, rung=1)], tmp_path)
+    (choice,) = read_choices(tmp_path, "tiny")["near"].values()
+    assert (choice["values"], choice["nll"], choice["points"]) == ({"local.lr": 1}, 0.15, 2)
+    assert [(row["point"], row["rung"]) for row in read_rows(tmp_path / "search.csv")] == [("0", "0"), ("1", "1")]
 
 
 def test_an_incomplete_search_chooses_nothing_and_a_complete_one_is_frozen(tmp_path: Path, tiny: Suite) -> None:
@@ -151,7 +181,7 @@ def test_a_run_that_knows_the_test_set_is_no_trial(tmp_path: Path, by: dict[str,
     final = {"round": 1, "nll": 0.1, "ga": 0.9}
     records.write_json(tmp_path / records.SUMMARY, {"status": "done", "final": final, "best_by": by})
     with pytest.raises(RunError, match="not of validation examples alone"):
-        read_trial(tmp_path, "near", "fedavg", 0, {})
+        read_trial(tmp_path, Cell(names={}, values={}), {})
 
 
 def test_rows_are_merged_whatever_the_order(tmp_path: Path) -> None:
@@ -242,6 +272,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_suite(tmp_path)
     return tmp_path
+
+
+@pytest.mark.slow
+def test_a_search_that_halves_ends_with_runs_of_full_length(here: Path) -> None:
+    write_suite(here, points=4, halvings=1, settings={"near": {"partition.alpha": 10.0, "rounds": 4}})
+    assert command.main(["tune", "tiny.yaml", "--method", "fedavg"]) == 0
+    rows = read_rows(here / "outputs/suite/tiny/search.csv")
+    assert sorted(row["rung"] for row in rows) == ["0", "0", "1", "1"]
+    for row in rows:
+        summary = records.read_json(here / "outputs" / row["run"] / records.SUMMARY)
+        assert summary is not None
+        assert summary["final"]["round"] == {"0": 2, "1": 4}[row["rung"]]
+    best = min((row for row in rows if row["rung"] == "1"), key=lambda row: float(row["nll"]))
+    choice = read_choices(here / "outputs/suite/tiny", "tiny")["near"]["fedavg"]
+    assert choice["values"] == json.loads(best["values"])
 
 
 @pytest.mark.slow

@@ -139,22 +139,25 @@ def shipped(suite: Suite) -> Path:
 
 def tune(suite: Suite, to: Path, words: Sequence[str], dry_run: bool = False) -> None:
     """Run the searches that are not finished, then freeze what they chose."""
-    composed = _compose(search_cells(suite), words)
-    if dry_run:
-        _say_cost(composed)
-        return
-    _sweep(composed, words)
-    trials = [
-        choosing.read_trial(
-            folder_of(one),
-            one.cell.names["setting"],
-            one.cell.names["method"],
-            int(one.cell.names["point"]),
-            _searched(suite, one.cell),
-        )
-        for one in composed
-    ]
-    incomplete = choosing.freeze(suite, [trial for trial in trials if trial is not None], to)
+    trials: list[choosing.Trial] = []
+    unfinished: set[tuple[str, str]] = set()
+    kept: dict[tuple[str, str], list[int]] | None = None
+    for rung in range(suite.halvings + 1):
+        composed = _compose(search_cells(suite, rung, kept), words)
+        if dry_run:
+            _say_cost(composed)
+            if suite.halvings:
+                print(f"then {suite.halvings} times the better half of the points again, twice as long")
+            return
+        _sweep(composed, words)
+        found = [choosing.read_trial(folder_of(one), one.cell, _searched(suite, one.cell)) for one in composed]
+        for one, trial in zip(composed, found, strict=True):
+            if trial is None:
+                unfinished.add((one.cell.names["setting"], one.cell.names["method"]))
+        rungs = [one for one in found if one is not None and (one.setting, one.method) not in unfinished]
+        kept = choosing.keep_better_half(rungs, suite.select, suite.points >> rung + 1)
+        trials = [one for one in (*trials, *rungs) if (one.setting, one.method) not in unfinished]
+    incomplete = choosing.freeze(suite, trials, to)
     for setting, methods in incomplete.items():
         print(f"{setting}: not every point was run of {', '.join(methods)}; the same command continues")
     print(f"{to / choosing.CHOSEN}: {suite.points} points for every method, chosen by {suite.select} on validation")

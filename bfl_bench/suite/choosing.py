@@ -6,7 +6,7 @@ a run has. A run of another kind is refused.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import yaml
 
 from bfl_bench import records
 from bfl_bench.errors import RunError
+from bfl_bench.papers.spec import Cell
 from bfl_bench.suite.spec import Suite
 from bfl_bench.suite.tables import merge_rows
 
@@ -29,14 +30,15 @@ class Trial:
     setting: str
     method: str
     point: int
+    rung: int  # of a search that halves; its last one has the full number of rounds
     values: Mapping[str, Any]
     nll: float  # of the validation examples; infinite where the run diverged
     ga: float
     run: str  # the name of its folder
 
 
-def read_trial(folder: Path, setting: str, method: str, point: int, values: Mapping[str, Any]) -> Trial | None:
-    """Read a finished search run; None where it is not finished."""
+def read_trial(folder: Path, cell: Cell, values: Mapping[str, Any]) -> Trial | None:
+    """Read a finished run of a search's cell; None where it is not finished."""
     summary = records.read_json(folder / records.SUMMARY)
     if summary is None or summary["status"] not in ("done", "diverged"):
         return None
@@ -45,9 +47,10 @@ def read_trial(folder: Path, setting: str, method: str, point: int, values: Mapp
         raise RunError(f"{folder} is not a run of a search: its scores are not of validation examples alone")
     final = summary["final"] if summary["status"] == "done" else None
     return Trial(
-        setting=setting,
-        method=method,
-        point=point,
+        setting=cell.names["setting"],
+        method=cell.names["method"],
+        point=int(cell.names["point"]),
+        rung=int(cell.names["rung"]),
         values=values,
         nll=final["nll"] if final else math.inf,
         ga=final["ga"] if final else 0.0,
@@ -55,12 +58,20 @@ def read_trial(folder: Path, setting: str, method: str, point: int, values: Mapp
     )
 
 
-def choose_best(trials: Sequence[Trial], select: str) -> Trial | None:
-    """Choose the lowest NLL, ties by accuracy, or with `ga` the other way round; None where all diverged."""
-    finite = [trial for trial in trials if math.isfinite(trial.nll)]
+def sort_trials(trials: Iterable[Trial], select: str) -> list[Trial]:
+    """Sort by the lowest NLL, ties by accuracy, or with `ga` the other way round; what diverged is left out."""
+    finite = (trial for trial in trials if math.isfinite(trial.nll))
     if select == "ga":
-        return min(finite, key=lambda trial: (-trial.ga, trial.nll, trial.point), default=None)
-    return min(finite, key=lambda trial: (trial.nll, -trial.ga, trial.point), default=None)
+        return sorted(finite, key=lambda trial: (-trial.ga, trial.nll, trial.point))
+    return sorted(finite, key=lambda trial: (trial.nll, -trial.ga, trial.point))
+
+
+def keep_better_half(trials: Iterable[Trial], select: str, left: int) -> dict[tuple[str, str], list[int]]:
+    """Keep at most so many points of every search, by setting and method, which the next rung runs for longer."""
+    searches: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        searches.setdefault((trial.setting, trial.method), []).append(trial)
+    return {key: [trial.point for trial in sort_trials(found, select)[:left]] for key, found in searches.items()}
 
 
 def freeze(suite: Suite, trials: Iterable[Trial], folder: Path) -> dict[str, list[str]]:
@@ -74,12 +85,13 @@ def freeze(suite: Suite, trials: Iterable[Trial], folder: Path) -> dict[str, lis
                 if method not in chosen.get(setting, {}):
                     incomplete.setdefault(setting, []).append(method)
                 continue
-            best = choose_best(found, suite.select)
+            longest = [trial for trial in found if trial.rung == suite.halvings]
+            best = next(iter(sort_trials(longest, suite.select)), None)
             chosen.setdefault(setting, {})[method] = {
                 "values": dict(best.values) if best else None,
                 "nll": best.nll if best else None,
                 "ga": best.ga if best else None,
-                "points": len(found),
+                "points": suite.points,
                 "diverged": sum(not math.isfinite(trial.nll) for trial in found),
                 "run": best.run if best else None,
             }
@@ -91,12 +103,13 @@ def freeze(suite: Suite, trials: Iterable[Trial], folder: Path) -> dict[str, lis
             "setting": trial.setting,
             "method": trial.method,
             "point": trial.point,
+            "rung": trial.rung,
             "values": json.dumps(trial.values, sort_keys=True),
             "nll": trial.nll if math.isfinite(trial.nll) else "",
             "ga": trial.ga if math.isfinite(trial.nll) else "",
             "run": trial.run,
         }
-        for trial in trials
+        for trial in sorted(trials, key=lambda trial: trial.rung)  # the longest run of a point stands in the file
     ]
     merge_rows(folder / SEARCH, rows, ("setting", "method", "point"))
     return incomplete

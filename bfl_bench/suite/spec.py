@@ -8,7 +8,7 @@ hyperparameters has no test example in reach.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,7 +21,7 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.papers.spec import Cell, check_keys
 from bfl_bench.records import config_folder
 
-KEYS = {"title", "values", "settings", "points", "search_seed", "seeds", "select", "metrics", "search", "methods"}
+KEYS = set("title values settings points halvings search_seed seeds select metrics search methods".split())
 METHOD_KEYS = {"label", "values", "search"}
 SELECT = ("nll", "ga")
 SEARCHED = {"eval.scored": "validation", "eval.ood": [], "eval.uncertainty": False}  # of every search run
@@ -49,6 +49,7 @@ class Suite:
     methods: Mapping[str, Entry]
     search: Space  # of every method, before its own
     points: int  # search points of each method in each setting
+    halvings: int  # how often the better half of the points is run again, twice as long; 0: all have the full length
     search_seed: int
     seeds: tuple[int, ...]  # of the runs that are reported; none is the search seed
     select: str  # nll or ga of the validation examples
@@ -81,6 +82,7 @@ def read_suite(path: Path) -> Suite:
         methods={name: _read_entry(path, name, entry or {}) for name, entry in content["methods"].items()},
         search=content.get("search", {}),
         points=content["points"],
+        halvings=content.get("halvings", 0),
         search_seed=content["search_seed"],
         seeds=tuple(range(seeds) if isinstance(seeds, int) else seeds),
         select=content.get("select", "nll"),
@@ -88,6 +90,8 @@ def read_suite(path: Path) -> Suite:
     )
     if suite.search_seed in suite.seeds:
         raise ConfigError(f"{path.name}: search_seed", suite.search_seed, "a seed that no reported run has")
+    if suite.halvings and not 2**suite.halvings <= suite.points:
+        raise ConfigError(f"{path.name}: halvings", suite.halvings, f"so few that one of {suite.points} points is left")
     if suite.select not in SELECT:
         raise ConfigError(f"{path.name}: select", suite.select, ", ".join(SELECT))
     return suite
@@ -146,20 +150,34 @@ def _pick(space: Any, u: float) -> Any:
     return float(f"{space['low'] * (space['high'] / space['low']) ** u:.3g}")
 
 
-def search_cells(suite: Suite) -> list[Cell]:
-    """List the runs of the search, setting by setting; they see validation examples only."""
-    return [
-        _cell(
-            suite,
-            setting,
-            method,
-            {**values, **SEARCHED, "seed": suite.search_seed},
-            point=str(number),
-        )
-        for setting in suite.settings
-        for method in suite.methods
-        for number, values in enumerate(search_points(suite, method))
-    ]
+Kept = Mapping[tuple[str, str], Iterable[int]]
+"""By setting and method, the points that are left of a search."""
+
+
+def search_cells(suite: Suite, rung: int = 0, kept: Kept | None = None) -> list[Cell]:
+    """List the runs of the search, setting by setting; they see validation examples only.
+
+    With halvings, rung 0 has all points with few rounds, and each later one those that are left with twice as many.
+    """
+    cells: list[Cell] = []
+    for setting in suite.settings:
+        for method in suite.methods:
+            shorter = _shorten(suite, setting, rung)
+            for number, values in enumerate(search_points(suite, method)):
+                if kept is None or number in kept.get((setting, method), ()):
+                    values = {**values, **SEARCHED, **shorter, "seed": suite.search_seed}
+                    cells.append(_cell(suite, setting, method, values, point=str(number), rung=str(rung)))
+    return cells
+
+
+def _shorten(suite: Suite, setting: str, rung: int) -> dict[str, int]:
+    """Return the rounds of a rung, where they are fewer than the setting's."""
+    if rung == suite.halvings:
+        return {}
+    rounds = {**suite.values, **suite.settings[setting]}.get("rounds")
+    if rounds is None:
+        raise ConfigError(f"settings.{setting}.rounds", None, "a number, of which halvings take a part")
+    return {"rounds": max(1, rounds // 2 ** (suite.halvings - rung))}
 
 
 def report_cells(suite: Suite, chosen: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Cell]:
