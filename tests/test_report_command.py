@@ -48,6 +48,22 @@ def call(capsys: pytest.CaptureFixture[str]) -> Any:
 # The caption
 
 
+def test_how_a_method_predicts_is_its_own(tmp_path: Path, call: Any) -> None:
+    for seed in range(3):
+        make(
+            tmp_path,
+            "fola",
+            seed,
+            "eval.also_predict=[mean,draws]",
+            "eval.predictive=linearised",
+            ga=0.8 + 0.011 * seed,
+        )
+        make(tmp_path, "mcdropout", seed, "model.dropout=0.3", ga=0.7 + 0.01 * seed)
+        make(tmp_path, "fvb", seed, "eval.posterior=true", "eval.also_aggregate=[eaa,wb]", ga=0.6 + 0.01 * seed)
+    text = call(tmp_path, "--metrics", "ga")
+    assert "Tested: the best of 3 rows against the other 2, paired over 3 seeds" in text
+
+
 def test_the_caption_says_what_was_tested_against_what(tmp_path: Path, call: Any) -> None:
     for alpha in (0.1, 1):
         for seed in range(3):

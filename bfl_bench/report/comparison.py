@@ -27,8 +27,15 @@ SIGNIFICANT = 0.05
 MAX_SETTING_COLUMNS = 6  # of a table; what further keys of a setting are is then said below
 MAX_MISSING = 20  # rows of combinations that nobody ran; where there are more, their number says it better
 
-HYPERPARAMETERS = ("local", "server", "method", "aggregator")
-"""What is tuned for a method; all other keys say on what task and with what budget methods are compared."""
+_PREDICTIVE = ("predictive", "also_predict", "also_aggregate", "prior_precision", "laplace_layers", "posterior")
+HYPERPARAMETERS = (
+    *("local", "server", "method", "aggregator", "model.dropout"),
+    *(f"eval.{key}" for key in (*_PREDICTIVE, "keep_messages")),
+)
+"""What is chosen for a method, how it predicts and what else is measured of it among that.
+
+All other keys say on what task and with what budget methods are compared.
+"""
 
 _FIRST = ("dataset.name", "partition.name", "partition.alpha", "num_clients", "model.name", "method.name")
 _TOLD_BY_THE_NAME = ("_target_", "dataset.source", "dataset.mean", "dataset.std")
