@@ -132,6 +132,15 @@ def average_curvature(messages: Sequence[Tensors], shares: Tensor) -> Tensors:
     return means
 
 
+def weigh_means(messages: Sequence[Tensors], shares: Tensor) -> Tensor:
+    """Sum p_k F_k theta_k for diagonal F_k, (D,) in float64."""
+    mean = WeightedMean()
+    for message, share in zip(messages, shares.tolist(), strict=True):
+        precision = message["precision"].double()
+        mean.add(precision * message["params"][: len(precision)], share)
+    return mean.result()
+
+
 def make_laplace(task: Task, state: Tensors, layers: Layers) -> LaplacePosterior:
     """Make the posterior of all clients' examples around `params`, of a diagonal `precision` or of mean factors."""
     num_examples = sum(task.sizes)

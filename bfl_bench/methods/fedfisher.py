@@ -23,7 +23,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bfl_bench.aggregators import WeightedMean
 from bfl_bench.aggregators.algebra import solve
 from bfl_bench.checks import Above, AtLeast
 from bfl_bench.errors import ConfigError
@@ -40,6 +39,7 @@ from bfl_bench.inference.merging import (
     read_posteriors,
     read_replies,
     solve_exactly,
+    weigh_means,
 )
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
@@ -92,7 +92,7 @@ class FedFisher(PointMethod):
             aggregated = self._descend(task, aggregated, _make_gradient(task, messages, shares))
         elif self.structure == "diagonal":
             size = len(curvature["precision"])
-            right = _weigh_means(messages, shares)
+            right = weigh_means(messages, shares)
             aggregated[:size] = solve(curvature["precision"], right, fallback=aggregated[:size])
         else:
             merged = merge_layers(task, messages, shares, self._solve, aggregated)
@@ -127,19 +127,10 @@ class FedFisher(PointMethod):
         return best
 
 
-def _weigh_means(messages: Sequence[Tensors], shares: Tensor) -> Tensor:
-    """Sum p_k F_k theta_k for diagonal F_k, (D,) in float64."""
-    mean = WeightedMean()
-    for message, share in zip(messages, shares.tolist(), strict=True):
-        precision = message["precision"].double()
-        mean.add(precision * message["params"][: len(precision)], share)
-    return mean.result()
-
-
 def _make_gradient(task: Task, messages: Sequence[Tensors], shares: Tensor) -> Callable[[Tensor], Tensor]:
     """Make theta -> sum p_k F_k (theta - theta_k), on the trainable parameters (D,)."""
     if "precision" in messages[0]:
-        precision, right = average_curvature(messages, shares)["precision"], _weigh_means(messages, shares)
+        precision, right = average_curvature(messages, shares)["precision"], weigh_means(messages, shares)
         return lambda theta: precision * theta - right
     layers = [(layer, read_posteriors(layer, messages, shares)) for layer in kronecker.find_layers(task.model)]
     sides = [posteriors.right_side() for _, posteriors in layers]
