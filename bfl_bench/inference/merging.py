@@ -5,7 +5,7 @@ A client's curvature is that of its mean loss: a diagonal (D,) on the flat vecto
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -149,57 +149,6 @@ def make_laplace(task: Task, state: Tensors, layers: Layers) -> LaplacePosterior
     names = [layer.name for layer in kronecker.find_layers(task.model)]
     factors = {name: (state[f"{name}.A"], state[f"{name}.B"]) for name in names}
     return kronecker_laplace(task, state["params"], factors, num_examples, layers)
-
-
-class Curvature(Protocol):
-    """A client's curvature on the trainable part of the flat vector, in float64."""
-
-    def apply(self, vector: Tensor) -> Tensor:
-        """Multiply it by a vector (D,)."""
-        ...
-
-    def log_determinant(self, scale: float, shift: float) -> float:
-        """Compute that of scale C + shift I."""
-        ...
-
-
-@dataclass(frozen=True)
-class DiagonalCurvature:
-    entries: Tensor  # (D,)
-
-    def apply(self, vector: Tensor) -> Tensor:
-        return self.entries * vector
-
-    def log_determinant(self, scale: float, shift: float) -> float:
-        return float((scale * self.entries + shift).log().sum())
-
-
-@dataclass(frozen=True)
-class KroneckerCurvature:
-    blocks: Sequence[tuple[kronecker.Layer, Tensor, Tensor]]  # layers with their A and B
-
-    def apply(self, vector: Tensor) -> Tensor:
-        result = torch.zeros_like(vector)
-        for layer, a, b in self.blocks:
-            layer.write(result, b @ layer.read(vector) @ a)
-        return result
-
-    def log_determinant(self, scale: float, shift: float) -> float:
-        total = 0.0
-        for _, a, b in self.blocks:
-            eigenvalues = torch.outer(torch.linalg.eigvalsh(b), torch.linalg.eigvalsh(a)).clamp(min=0)
-            total += float((scale * eigenvalues + shift).log().sum())
-        return total
-
-
-def read_curvature(task: Task, message: Tensors) -> Curvature:
-    """Read what `measure_curvature` made."""
-    if "precision" in message:
-        return DiagonalCurvature(message["precision"].double())
-    layers = kronecker.find_layers(task.model)
-    return KroneckerCurvature(
-        [(each, read_factor(message, each, "A"), read_factor(message, each, "B")) for each in layers]
-    )
 
 
 def accuracy_on_server(task: Task, params: Tensor) -> float:

@@ -15,7 +15,7 @@ diagonal script divides by, although clients used 0.1. In further rounds clients
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -24,48 +24,11 @@ from torch import Tensor
 
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above, AtLeast
-from bfl_bench.inference.merging import (
-    Curvature,
-    Structure,
-    accuracy_on_server,
-    check_structure,
-    measure_curvature,
-    read_curvature,
-)
+from bfl_bench.inference.merging import Structure, accuracy_on_server, check_structure, measure_curvature
+from bfl_bench.inference.mixtures import Component, log_product, read_curvature
 from bfl_bench.inference.train import Adam, train
 from bfl_bench.method import Client, Method, Needs, Replies, Task, Tensors, Update
 from bfl_bench.rng import derive_seed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Component:
-    """A Gaussian of a client's mixture, with the precision scale C + shift I."""
-
-    mean: Tensor  # (D,) float64
-    curvature: Curvature
-    scale: float
-    shift: float
-    log_determinant: float
-
-    def climb(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the log density, but for a constant of all components, and its gradient (D,)."""
-        distance = theta - self.mean
-        pull = self.scale * self.curvature.apply(distance) + self.shift * distance
-        return 0.5 * (self.log_determinant - distance @ pull), -pull
-
-
-def log_product(theta: Tensor, clients: Sequence[Sequence[Component]], prior_precision: float) -> tuple[Tensor, Tensor]:
-    """Compute the log density of the product of mixtures, divided by the prior K - 1 times, and its gradient (D,)."""
-    surplus = (len(clients) - 1) * prior_precision
-    value, gradient = 0.5 * surplus * (theta @ theta), surplus * theta
-    for components in clients:
-        found = [component.climb(theta) for component in components]
-        densities = torch.stack([density for density, _ in found])
-        value = value + densities.logsumexp(0) - math.log(len(found))
-        for share, (_, slope) in zip(densities.softmax(0), found, strict=True):
-            if share > 0:
-                gradient = gradient + share * slope
-    return value, gradient
 
 
 @dataclass(frozen=True)
@@ -140,7 +103,7 @@ class FedBens(Method):
         gradient, clip = theta, self.clip or math.inf
 
         def downhill(_: Tensor | None) -> Tensor:
-            return gradient * -min(1.0, clip / (gradient.norm().item() + 1e-6))
+            return gradient.mul(-min(1.0, clip / (gradient.norm().item() + 1e-6)))
 
         for step in range(self.steps + 1):
             value, gradient = log_product(theta, clients, prior_precision)
