@@ -95,7 +95,7 @@ class FedBens(Method):
         found = curvature.log_determinant(scale, shift)
         return Component(mean=mean, curvature=curvature, scale=scale, shift=shift, log_determinant=found)
 
-    def _climb(self, task: Task, params: Tensor, clients: Sequence[Sequence[Component]], rng: torch.Generator) -> None:
+    def _climb(self, task: Task, params: Tensor, clients: list[list[Component]], rng: torch.Generator) -> None:
         """Move `params` (P,) uphill in place, to the iterate that is to be kept."""
         theta = params[: task.model.layout.num_trainable]  # a view
         adam, prior_precision = Adam((0.9, 0.999)), 1 / (self.server_variance or self.variance)
