@@ -123,6 +123,8 @@ class BetaPredBayes(PointMethod):
         self, task: Task, model: Tensors, x: Tensor, num: int, batch_size: int, rng: torch.Generator
     ) -> Prediction:
         beta = model["beta"].item() if "beta" in model else 0.0  # a client alone: both are its own
+        if beta == 0:  # a mixture has members, whose disagreement can be measured
+            return average(task.model, model["models"].flatten(0, 1), x, batch_size, task.likelihood.mixture())
         found = _predict_each(task, model["models"], x, batch_size)
         return Prediction(combine(*product_and_mixture(found), beta), None)
 

@@ -100,9 +100,23 @@ def test_the_prediction_is_that_of_the_clients_combined() -> None:
         product = product / product.sum(1, keepdim=True)
         expected = product**beta * mixture ** (1 - beta)
         expected = expected / expected.sum(1, keepdim=True)
-        found = method(beta=beta).predict(task, new, x, 1, 4, generator()).log_probabilities.exp()
+        found = method(beta=beta).predict(task, new, x, 1, 4, generator()).log_probabilities.double().exp()
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)  # networks are float32
         assert metrics["beta"] == beta
+
+
+def test_a_mixture_tells_how_far_its_members_disagree() -> None:
+    x = make_split(6, seed=3).x
+    task, new, _, replies = run_once(method(beta=0.0))
+    entropy = torch.zeros(6)
+    for params in torch.cat([message["models"] for _, message in replies]):
+        task.model.load(params)
+        entropy += torch.distributions.Categorical(logits=task.model(x).detach()).entropy() / 9
+    found = method(beta=0.0).predict(task, new, x, 1, 4, generator()).expected_entropy
+    torch.testing.assert_close(found, entropy)
+    assert (
+        method(beta=0.3).predict(task, new | {"beta": torch.tensor(0.3)}, x, 1, 4, generator()).expected_entropy is None
+    )
 
 
 def test_beta_is_the_best_on_the_servers_labels() -> None:
@@ -124,7 +138,7 @@ def test_a_client_alone_predicts_with_its_samples() -> None:
     task, _, _, replies = run_once(method())
     x = make_split(6, seed=3).x
     local = {"models": replies[1][1]["models"][None]}
-    found = method().predict(task, local, x, 1, 4, generator()).log_probabilities.exp()
+    found = method().predict(task, local, x, 1, 4, generator()).log_probabilities.double().exp()
     torch.testing.assert_close(found, predict_each(task, replies[1:2], x)[0], rtol=1e-5, atol=1e-7)
 
 
