@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bfl_bench.errors import ConfigError
+from bfl_bench.inference.train import train
 from bfl_bench.methods.fald import Fald
 from bfl_bench.methods.fedavg import FedAvg
 from tests.composing import SMALL, run_in
@@ -62,6 +63,15 @@ def test_moments_on_a_gaussian_posterior(correlation: float, temperature: float,
     assert errors.mean().abs() < 3 * spread
     relative = errors.square().mean() / variance - 1
     assert relative.abs() < 3 * (2 / (len(errors) * D) * (1 + after**2) / (1 - after**2)) ** 0.5
+
+
+def test_all_clients_can_take_the_same_number_of_steps() -> None:
+    task, clients = make_task(), make_clients()
+    of = method(temperature=0.0, steps=3)
+    state = of.init(task, generator()) | {"params": random_start(task)}
+    for client, (_, message) in zip(clients, train_clients(of, task, state, clients), strict=True):
+        expected = train(task, state["params"], client, generator(100 + client.id), steps=3)
+        assert torch.equal(message["params"], expected.vector)
 
 
 def test_common_noise_is_common_and_new_in_every_round() -> None:
