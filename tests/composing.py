@@ -32,7 +32,13 @@ SMALL = (
 
 
 DENSE = [f"method.{key}" for key in ("epochs=2", "generator_steps=2", "num_images=6", "width=2", "latent=3")]
+LABELLED = ["dataset.server_samples=20"]
 NEEDS = {
+    **{key: [*LABELLED, "method.epochs=2"] for key in ("beta_predbayes", "bcm", "mixture")},
+    "fedbens": ["method.members=2", "method.steps=3"],
+    "fedbens_released": [*LABELLED, "method.members=2", "method.steps=3"],
+    "fedfisher_released": [*LABELLED, "method.descent_steps=3", "method.select_every=1"],
+    **{key: ["method.burn_in=1"] for key in ("fald", "dsgld")},
     "fedbe": ["dataset.server_samples=20", "method.epochs=2", "method.batch_size=8"],
     "dense": DENSE,
     "dense_fedlpa": DENSE,

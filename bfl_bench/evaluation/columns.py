@@ -46,7 +46,10 @@ _MOVED = "runs with eval.posterior whose state is a Gaussian from the start"
 _CALIBRATED = "runs with eval.uncertainty and validation examples"
 _OWN_COVERED = "runs with eval.uncertainty and validation examples, whose clients have test examples of their own"
 _OWN_UNCERTAINTY = "runs with eval.uncertainty, whose clients have test examples of their own"
-_LAPLACE = "runs of fola and fedlpa with draws or linearised in eval.predictive or eval.also_predict"
+_LAPLACE = (
+    "runs of fola, fedlpa, fisher_merging and fedfisher with draws or linearised in eval.predictive or"
+    " eval.also_predict"
+)
 _SHIFTED = "runs with eval.shift, in the last round"
 PREDICTIVES = {
     "mean": "if the mean of the posterior predicted alone",
@@ -562,7 +565,14 @@ TABLES: Mapping[str, Sequence[Column]] = {
             definition="mean cross-entropy to the ensemble in the last epoch of distillation",
             direction="down",
             unit="nats",
-            of="fedbe, dense",
+            of="fedbe, dense, beta_predbayes",
+        ),
+        Column(
+            name="beta",
+            label="beta",
+            definition="exponent of the product of the clients' predictions, 1 less it being that of their mixture",
+            direction=None,
+            of="beta_predbayes",
         ),
         Column(
             name="generator_loss",
@@ -578,14 +588,14 @@ TABLES: Mapping[str, Sequence[Column]] = {
             definition="norm of the left minus the right side of eq. 13 of FedLPA, relative to the right side, the "
             "largest over the layers",
             direction="down",
-            of="fedlpa",
+            of="fedlpa, fedfisher",
         ),
         Column(
             name="solver_steps",
             label="solver steps",
             definition="steps of the solver, summed over the layers",
             direction=None,
-            of="fedlpa",
+            of="fedlpa, fedfisher",
         ),
         Column(
             name="unsolved_layers",
@@ -593,7 +603,7 @@ TABLES: Mapping[str, Sequence[Column]] = {
             definition="layers at which the solver did not do its work: cg stopped at method.max_steps above "
             "method.tolerance, or gd ended with a larger residual than the closed form that it started from",
             direction="down",
-            of="fedlpa",
+            of="fedlpa, fedfisher",
         ),
         Column(
             name="ae",

@@ -22,6 +22,10 @@ from bfl_bench.models.flat import Entry, FlatModel
 Split = Literal["kfac", "released"]
 """How a convolution's scale is shared: A sums over the S positions and B averages; released: A / S^2 and B S^2."""
 
+Labels = Literal["data", "model"]
+"""Whose labels gradients are for: those of the data, the empirical Fisher; in expectation those that the network
+predicts, the true Fisher, which of a softmax is a generalised Gauss-Newton matrix."""
+
 Norm = Literal["trace", "frobenius", "one"]
 """What pi_l of the damping is the ratio of: mean eigenvalues, mean squared ones; one: no ratio, pi_l = 1."""
 
@@ -84,9 +88,9 @@ def find_layers(model: FlatModel) -> list[Layer]:
 
 
 def factors(
-    task: Task, vector: Tensor, client: Client, rng: torch.Generator, split: Split
+    task: Task, vector: Tensor, client: Client, rng: torch.Generator, split: Split, labels: Labels = "data"
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B of every layer, over all of the client's data at `vector`; gradients of single examples, true labels."""
+    """A and B of every layer, over all of the client's data at `vector`; gradients of single examples."""
     model = task.model
     layers = find_layers(model)
     model.load(vector)
@@ -95,7 +99,10 @@ def factors(
     num_examples = len(client)
     for positions in torch.split(torch.arange(num_examples, device=client.indices.device), _EXAMPLES_AT_ONCE):
         x, y = client.gather(positions, rng)
-        for layer, inputs, slopes in inputs_and_slopes(task, layers, x, y):
+        passed = (
+            inputs_and_slopes(task, layers, x, y) if labels == "data" else inputs_and_expected_slopes(task, layers, x)
+        )
+        for layer, inputs, slopes in passed:
             num_positions = inputs.shape[1]
             inputs, slopes = inputs.flatten(0, 1), slopes.flatten(0, 1)
             a, b = inputs.T @ inputs / num_examples, slopes.T @ slopes / (num_examples * num_positions)
@@ -109,6 +116,23 @@ def factors(
 _EXAMPLES_AT_ONCE = 256
 
 
+def input_moments(task: Task, vector: Tensor, client: Client, rng: torch.Generator) -> dict[str, Tensor]:
+    """A of every layer alone, over all of the client's data at `vector`; nothing is differentiated."""
+    model = task.model
+    layers = find_layers(model)
+    model.load(vector)
+    model.module.eval()
+    sums = {layer.name: torch.zeros((), device=vector.device) for layer in layers}
+    for positions in torch.split(torch.arange(len(client), device=client.indices.device), _EXAMPLES_AT_ONCE):
+        x, _ = client.gather(positions, rng)
+        with torch.no_grad(), _recorded(layers) as recorded:
+            model(x)
+        for layer in layers:
+            inputs = layer.rows(recorded[layer.name][0]).flatten(0, 1)
+            sums[layer.name] = sums[layer.name] + inputs.T @ inputs / len(client)
+    return sums
+
+
 def inputs_and_slopes(task: Task, layers: list[Layer], x: Tensor, y: Tensor) -> Iterator[tuple[Layer, Tensor, Tensor]]:
     """Of every layer its inputs (n, positions, in + 1), and each example's gradient at its outputs (n, positions, out).
 
@@ -120,6 +144,16 @@ def inputs_and_slopes(task: Task, layers: list[Layer], x: Tensor, y: Tensor) -> 
     for layer, gradient in zip(layers, gradients, strict=True):
         slopes = gradient.flatten(2).transpose(1, 2) if gradient.dim() == 4 else gradient[:, None]
         yield layer, layer.rows(recorded[layer.name][0]), slopes
+
+
+def inputs_and_expected_slopes(task: Task, layers: list[Layer], x: Tensor) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+    """The same for each label c in turn, times sqrt(p(c)), (n C, positions, out): squares add up to an expectation."""
+    outputs, found = inputs_and_jacobians(task.model, layers, x)
+    probabilities = outputs.softmax(1)
+    distances = torch.eye(outputs.shape[1], device=x.device) - probabilities[:, None]  # (n, C, C): of labels
+    roots = probabilities.sqrt()[:, :, None] * distances
+    for layer, inputs, derivatives in found:
+        yield layer, inputs, torch.einsum("ncj,njpo->ncpo", roots, derivatives).flatten(0, 1)
 
 
 def inputs_and_jacobians(

@@ -3,9 +3,10 @@
 A step is a value: an optimizer is a frozen record of numbers, what it remembers a dictionary of tensors.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -147,6 +148,7 @@ def train(
     extra_loss: ExtraLoss | None = None,
     after_step: AfterStep | None = None,
     num_samples: int = 1,
+    steps: int | None = None,
 ) -> Trained:
     """Train from `start` on the client's data; nothing waits for the device.
 
@@ -157,8 +159,11 @@ def train(
     Layers that draw noise, such as dropout, draw it from a stream of their own that belongs to `rng`, and so does an
     optimizer: the order of minibatches depends on neither.
     A network that samples its weights sees every minibatch `num_samples` times at once; the loss is the mean.
+    With `steps` there are so many of them, whatever the number of epochs; the last epoch may then be cut short.
     """
     local, model = task.local, task.model
+    if steps is not None:
+        local = replace(local, epochs=math.ceil(steps / math.ceil(len(client) / local.batch_size)))
     optimizer = make_optimizer(local) if optimizer is None else optimizer
     loss = task.likelihood.loss if loss is None else loss
     model.load(start)
@@ -194,7 +199,7 @@ def train(
         return found
 
     with seeded_globally(derive_seed(rng.initial_seed(), "layers"), parameters.device):  # for noise inside the network
-        for batch in minibatches(client, local, rng):
+        for batch in itertools.islice(minibatches(client, local, rng), steps):
             x, y = batch.x, batch.y
             if num_samples > 1:
                 x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)

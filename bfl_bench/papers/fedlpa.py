@@ -1,6 +1,6 @@
 """Tables and figures of FedLPA out of finished runs.
 
-    python scripts/fedlpa.py table1|...|table12|costs|figure1|figure2|figure3|figure4|figure5|figure6
+    python scripts/fedlpa.py table1|...|table12|initials|merging|costs|figure1|figure2|figure3|figure4|figure5|figure6
         [--runs outputs] [--to outputs/report]
 
 Liu et al., "FedLPA: One-shot Federated Learning with Layer-Wise Posterior Aggregation", NeurIPS 2024. Nothing is
@@ -348,7 +348,7 @@ def make_figure6(to: Path) -> None:
 ACCURACIES = ("1", "2", "3", "5", "6", "7", "8", "9", "10", "11")
 MAKERS: dict[str, Maker] = {
     **{f"table{table}": make_table for table in ACCURACIES},
-    "initials": make_table,
+    **dict.fromkeys(("initials", "merging"), make_table),
     **dict.fromkeys(("table4", "table12", "costs"), make_costs),
     **dict.fromkeys(("figure1", "figure4", "figure5"), make_pictures),
     "figure2": make_figure2,

@@ -92,6 +92,7 @@ EXPECTED = {
     "improper": ("down", "improper cavity coordinates"),
     "server_improper": ("down", "improper server coordinates"),
     "distillation_loss": ("down", "distillation loss"),
+    "beta": (None, "beta"),
     "generator_loss": (None, "generator loss"),
     "residual": ("down", "relative residual"),
     "solver_steps": (None, "solver steps"),

@@ -266,3 +266,56 @@ def test_an_activation_that_works_in_place_changes_nothing() -> None:
         found.append(kronecker.factors(task, task.model.initial, client, generator(), "kfac"))
     for name, pair in found[0].items():
         assert all(torch.equal(one, other) for one, other in zip(pair, found[1][name], strict=True))
+
+
+def test_factors_for_predicted_labels_equal_a_loop_over_examples_and_classes() -> None:
+    """B in expectation over the network's own labels; A does not depend on labels."""
+    task = make_task(network())
+    client, start = make_clients((9, 4), shape=SHAPE)[0], random_start(task)
+    ours = kronecker.factors(task, start, client, generator(), "kfac", "model")
+    task.model.load(start)
+    x, _ = client.gather(torch.arange(9), generator())
+    layers = kronecker.find_layers(task.model)
+    expected = {layer.name: torch.zeros(()) for layer in layers}
+    for example in x.split(1):
+        probabilities = task.model(example).detach().softmax(1)[0]
+        for label, probability in enumerate(probabilities):
+            for layer, _, slopes in kronecker.inputs_and_slopes(task, layers, example, torch.tensor([label])):
+                rows = slopes[0]  # (positions, out)
+                expected[layer.name] = expected[layer.name] + probability * rows.T @ rows / len(rows) / 9
+    plain = kronecker.factors(task, start, client, generator(), "kfac")
+    for name, (a, b) in ours.items():
+        torch.testing.assert_close(b, expected[name], rtol=1e-4, atol=1e-7)  # float32
+        torch.testing.assert_close(a, plain[name][0])
+        assert not torch.allclose(b, plain[name][1], rtol=0.1)
+
+
+def test_of_one_example_factors_for_predicted_labels_are_the_gauss_newton_matrix() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it imports a deprecated part of torch
+        import curvlinops
+
+        task = make_task()
+        client, start = make_clients((1, 4))[0], random_start(task)
+        ours = kronecker.factors(task, start, client, generator(), "kfac", "model")
+        module = task.model.module
+        data = [client.gather(torch.arange(1), generator())]
+        last = list(module.parameters())[-2:]  # weights row by row, then biases
+        theirs = curvlinops.GGNLinearOperator(module, nn.CrossEntropyLoss(), last, data) @ torch.eye(21)
+    (layer,) = (layer for layer in kronecker.find_layers(task.model) if layer.name == "2")
+    a, b = ours["2"]
+    order = torch.cat([torch.arange(18).view(3, 6), torch.arange(18, 21)[:, None]], dim=1).flatten()
+    expected = torch.zeros(21, 21)
+    expected[order[:, None], order] = torch.kron(b, a)
+    assert layer.bias is not None
+    torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-6)
+    assert theirs.abs().max() > 0.01
+
+
+def test_moments_of_inputs_are_the_factors_a(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kronecker, "_EXAMPLES_AT_ONCE", 4)
+    task = make_task(network())
+    client, start = make_clients((9, 4), shape=SHAPE)[0], random_start(task)
+    moments = kronecker.input_moments(task, start, client, generator())
+    for name, (a, _) in kronecker.factors(task, start, client, generator(), "kfac").items():
+        torch.testing.assert_close(moments[name], a)

@@ -285,3 +285,25 @@ def test_training_metrics_are_means_over_all_examples_however_many_minibatches()
         "train_loss": pytest.approx(nn.functional.cross_entropy(logits.double(), y).item(), rel=1e-6),
         "train_acc": (logits.argmax(1) == y).double().mean().item(),
     }
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(2, 1), (6, 3)])
+def test_steps_count_whatever_the_number_of_epochs(steps: int, epochs: int) -> None:
+    """A client of 7 examples has two minibatches of 4 an epoch."""
+    task, client = make_task(epochs=5), make_clients()[0]
+    start = random_start(task)
+    found = train(task, start, client, generator(), steps=steps)
+    whole = train(make_task(epochs=epochs), start, client, generator())
+    assert found.num_steps == steps
+    assert torch.equal(found.vector, whole.vector)
+    assert found.metrics == whole.metrics
+
+
+def test_steps_may_end_within_an_epoch() -> None:
+    task, client = make_task(), make_clients()[0]
+    start = random_start(task)
+    vectors = []
+    train(task, start, client, generator(), after_step=lambda parameters, _: vectors.append(parameters.clone()))
+    found = train(task, start, client, generator(), steps=3)
+    assert torch.equal(found.vector, vectors[2])
+    assert found.metrics["train_loss"] > 0
