@@ -100,6 +100,11 @@ class Task:
         assert isinstance(self.likelihood, Categorical)
         return self.likelihood.decide(outputs)
 
+    def generalised_loss(self, outputs: Tensor, labels: Tensor, power: float) -> Tensor:
+        """Compute the mean generalised cross-entropy, for methods that need classes."""
+        assert isinstance(self.likelihood, Categorical)
+        return self.likelihood.generalised_loss(outputs, labels, power)
+
     def weight(self, kind: Weights, client_id: int) -> float:
         return float(self.sizes[client_id]) if kind == "size" else 1.0
 

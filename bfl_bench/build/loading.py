@@ -43,6 +43,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     except ConfigError as error:
         raise error.below("dataset") from None
     _check_labels(plan.dataset.name, dataset)
+    dataset = _spoil_labels(plan, dataset)
     dataset, server_data = _hold_out(dataset, plan.server_samples, settings.seed)
     if plan.method.needs.classes and not isinstance(dataset.likelihood, Categorical):
         raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
@@ -71,6 +72,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         engine=plan.engine,
         seed=settings.seed,
         cohort_size=_cohort_size(settings.participation, partition.sizes),
+        in_turn=settings.cohort == "sequential",
         checkpoint_every=plan.checkpoint.every,
         partition_info=partition.info,
         alternatives=plan.alternatives,
@@ -91,6 +93,18 @@ def _check_labels(name: str, dataset: Dataset) -> None:
                 found = f"{split.y.dtype} from {low} to {high}"
                 expected = f"{torch.int64} from 0 to {dataset.num_classes - 1}"
                 raise PartError(f"dataset {name}: the labels of {part} are {found}; expected: {expected}")
+
+
+def _spoil_labels(plan: Plan, dataset: Dataset) -> Dataset:
+    """Make a share of the training labels wrong, those of server and validation examples among them."""
+    if not plan.label_noise.rate:
+        return dataset
+    if not isinstance(dataset.likelihood, Categorical):
+        allowed = f"0; the labels of dataset {plan.dataset.name} are no classes"
+        raise ConfigError("dataset.label_noise.rate", plan.label_noise.rate, allowed)
+    rng = stream(plan.settings.seed, "label_noise")
+    y = plan.label_noise.apply(dataset.train.y, dataset.num_classes, rng)
+    return replace(dataset, train=replace(dataset.train, y=y))
 
 
 def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: ServerData | None) -> Task:

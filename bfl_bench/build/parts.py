@@ -104,7 +104,7 @@ def construct_foreign(config: Mapping[str, Any]) -> dict[str, DatasetConfig]:
     for name, node in (config["eval"].get("ood") or {}).items():
         if name in (own.get("name"), TEST, VALIDATION):
             raise ConfigError("eval.ood", name, "another dataset than the run's own")
-        values = {key: value for key, value in node.items() if key != "server_samples"}
+        values = {key: value for key, value in node.items() if key not in ("server_samples", "label_noise")}
         values |= {key: own[key] for key in ("mean", "std") if key in values and key in own}
         made[name] = construct("dataset", {"dataset": values})
     return made

@@ -18,6 +18,9 @@ from bfl_bench.inference.train import Adjust, Gradient, Optimizer, make_optimize
 from bfl_bench.method import Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings
 
+EDGE = 0.1
+"""Of Renyi's divergence above alpha = 1: the least that is left of L / c, which is 1 where q is as wide as the prior."""
+
 
 @dataclass(frozen=True)
 class Prior:
@@ -26,10 +29,27 @@ class Prior:
     mean: Tensor  # (D,)
     log_precision: Tensor  # (D,)
 
-    def pull(self, task: Task, scale: float) -> Adjust:
-        """Adds the gradient of scale KL(q || prior), where q are the means and log variances of the parameters."""
+    def pull(self, task: Task, scale: float, alpha: float = 1.0) -> Adjust:
+        """Adds the gradient of scale D(q || prior), where q are the means and log variances of the parameters.
+
+        D is the KL divergence or, with another `alpha`, Renyi's divided by alpha, as FedGVI has it: the reverse KL at
+        alpha = 0. With v and c the variances of q and prior and L = alpha c + (1 - alpha) v, its slopes along a mean
+        and a log variance are d / L, d being the difference of the means, and ((v - c) / L - (1 - alpha) v d^2 / L^2)
+        / 2. Above alpha = 1 it is finite only where L > 0; near that edge and beyond it q is pulled back as at `EDGE`.
+        """
         layout, settings = task.model.layout, settings_of(task)
         precision = self.log_precision.exp()
+
+        def add_renyi(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
+            log_variance = parameters[layout.log_variances]
+            ratio = (settings.clamp(log_variance) + self.log_precision).exp_()  # v / c
+            mixed = (alpha + (1 - alpha) * ratio).clamp_(min=EDGE)  # L / c
+            difference = parameters[layout.means] - self.mean
+            widen = (ratio - 1) / mixed - (1 - alpha) * ratio * precision * (difference / mixed).square()
+            if (passes := settings.passes_gradient(log_variance)) is not None:
+                widen *= passes
+            gradient[layout.means].add_(difference * precision / mixed, alpha=scale)
+            gradient[layout.log_variances].add_(widen, alpha=0.5 * scale)
 
         def add_gradient(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             log_variance = parameters[layout.log_variances]
@@ -39,7 +59,7 @@ class Prior:
             gradient[layout.means].addcmul_(parameters[layout.means] - self.mean, precision, value=scale)
             gradient[layout.log_variances].add_(widen, alpha=0.5 * scale)
 
-        return add_gradient
+        return add_gradient if alpha == 1 else add_renyi
 
     def kl(self, task: Task, vector: Tensor) -> float:
         """KL(q || prior) in nats."""

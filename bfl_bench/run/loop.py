@@ -33,6 +33,7 @@ class Experiment:
     cohort_size: int
     checkpoint_every: int
     partition_info: Mapping[str, Any]
+    in_turn: bool = False  # one client a round, in ascending order, again and again
     alternatives: Mapping[str, Method] = field(default_factory=dict)  # evaluated on the same replies, by name
     start: Tensors | None = None  # another run's last state, to begin with
 
@@ -41,8 +42,10 @@ class Experiment:
         return self.worker.rounds
 
     def cohort(self, round_: int) -> list[int]:
-        """Draw the clients of a round, in ascending order; clients without examples are never drawn."""
+        """Choose the clients of a round, in ascending order; clients without examples never are."""
         eligible = [client for client, size in enumerate(self.worker.task.sizes) if size > 0]
+        if self.in_turn:
+            return [eligible[(round_ - 1) % len(eligible)]]
         chosen = torch.randperm(len(eligible), generator=stream(self.seed, "cohort", round_))[: self.cohort_size]
         return sorted(eligible[i] for i in chosen.tolist())
 

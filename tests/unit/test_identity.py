@@ -248,6 +248,8 @@ OTHERWISE = {
     "eval.severities": [1, 5],
     "eval.local_share": 0.2,
     "partition.seed": 1,
+    "cohort": "sequential",
+    "dataset.label_noise": {"rate": 0.1, "kind": "uniform"},
 }
 
 
