@@ -19,7 +19,7 @@ from bfl_bench.method import Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings
 
 EDGE = 0.1
-"""Of Renyi's divergence above alpha = 1: the least that is left of L / c, which is 1 where q is as wide as the prior."""
+"""Of Renyi's divergence above alpha = 1: the least that is left of L / c, which is 1 for a q as wide as the prior."""
 
 
 @dataclass(frozen=True)
