@@ -63,6 +63,7 @@ ADDED: dict[str, Any] = {
     "Virtual.loss_power": 0.0,
     "Virtual.alpha": 1.0,
     "Virtual.train_samples": 1,
+    "model.noise": 1.0,
     "cohort": "random",
     "dataset.label_noise": {"rate": 0.0, "kind": "uniform"},
 }

@@ -469,10 +469,11 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             name="kl",
             label="KL from the prior",
-            definition="KL divergence of a client's posterior after training from its prior",
+            definition="KL divergence of a client's posterior after training from its prior, of pfedbayes from its "
+            "copy of the global one",
             direction=None,
             unit="nats",
-            of="fvb, virtual",
+            of="fvb, virtual, pfedbayes",
         ),
         Column(
             name="std_norm",

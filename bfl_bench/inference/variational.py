@@ -105,14 +105,15 @@ def draw(task: Task, vector: Tensor, num: int, rng: torch.Generator, variance_sc
     """Parameter vectors whose Gaussian weights are drawn and stand in the place of the means."""
     layout = task.model.layout
     mean = vector[layout.means]
-    deviation = (0.5 * settings_of(task).clamp(vector[layout.log_variances])).exp() * variance_scale**0.5
+    settings = settings_of(task)
+    deviation = (0.5 * settings.clamp(vector[layout.log_variances])).exp() * (variance_scale**0.5 * settings.noise)
     for _ in range(num if len(mean) else 1):
         drawn = vector.clone()
         drawn[layout.means] += deviation * torch.randn(len(mean), generator=rng).to(mean.device)
         yield drawn
 
 
-def describe(task: Task, vector: Tensor, prior_variance: float, num: int | None = None) -> Posterior:
+def describe(task: Task, vector: Tensor, prior_variance: float | None, num: int | None = None) -> Posterior:
     """Take the first `num` Gaussians of a vector, or all, for `eval.posterior`; N(0, prior_variance) is their prior."""
     layout, settings = task.model.layout, settings_of(task)
     log_variance, initial = (params[layout.log_variances][:num] for params in (vector, task.model.initial))

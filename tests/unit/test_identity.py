@@ -248,6 +248,7 @@ OTHERWISE = {
     "eval.severities": [1, 5],
     "eval.local_share": 0.2,
     "partition.seed": 1,
+    "model.noise": 0.5,
     "cohort": "sequential",
     "dataset.label_noise": {"rate": 0.1, "kind": "uniform"},
 }
