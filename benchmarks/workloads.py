@@ -112,6 +112,8 @@ def make_experiment(
             weight_rounds=[],
             weight_points=2,
             keep_messages=[],
+            personalise=[],
+            personalise_rule="wb",
         ),
         seed=work.seed,
         rounds=work.rounds,

@@ -65,6 +65,8 @@ ADDED: dict[str, Any] = {
     "Virtual.train_samples": 1,
     "model.noise": 1.0,
     "cohort": "random",
+    "eval.personalise": [],
+    "eval.personalise_rule": "wb",
     "dataset.label_noise": {"rate": 0.0, "kind": "uniform"},
 }
 """Keys that some configs lack, with the value that means the same as their absence.

@@ -235,6 +235,17 @@ class Method(ABC):
         """Describe the Gaussian that the server's state is, for `eval.posterior`; None: it is none, or not yet."""
         return None
 
+    def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:
+        """Return means and variances (D,) of the server's state or of an update's `local`, for `eval.personalise`.
+
+        None: it is no product of Gaussians, or not yet.
+        """
+        return None
+
+    def with_gaussian(self, task: Task, model: Tensors, mean: Tensor, variance: Tensor) -> Tensors:
+        """Return the model with these Gaussians in the place of those that `gaussian` gives."""
+        raise NotImplementedError
+
     @property
     def predictives(self) -> tuple[Predictive, ...]:
         """Name the ways to predict that the method has; the first is that of `predict`."""

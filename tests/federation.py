@@ -60,6 +60,8 @@ def make_eval(**changes: Any) -> EvalSettings:
         "weight_rounds": [],
         "weight_points": 5,
         "keep_messages": [],
+        "personalise": [],
+        "personalise_rule": "wb",
     }
     return EvalSettings(**values | changes)
 

@@ -127,6 +127,13 @@ def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: 
         gaussian=plan.gaussian,
         server_data=None if asked == "none" else server_data,
     )
+    if plan.eval.personalise:
+        state = plan.method.init(task, stream(plan.settings.seed, "init"))
+        if not isinstance(dataset.likelihood, Categorical):
+            raise ConfigError("eval.personalise", plan.eval.personalise, "[] for labels that are no classes")
+        if plan.method.gaussian(task, state) is None:
+            allowed = f"[]; method {plan.method.name} has private networks or a full covariance"
+            raise ConfigError("eval.personalise", plan.eval.personalise, allowed)
     plan.engine.check(plan.device)
     _try_out(plan, task, dataset)
     linearised = "linearised" in (plan.eval.predictive, *plan.eval.also_predict)

@@ -165,6 +165,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
     _check_steps(method, made["local"], made["server"])
     if made["eval"].posterior and type(method).posterior is Method.posterior:
         raise ConfigError("eval.posterior", True, f"false; the state of method {method.name} is no Gaussian")
+    if made["eval"].personalise and type(method).gaussian is Method.gaussian:
+        allowed = f"[]; the models of method {method.name} are no Gaussians"
+        raise ConfigError("eval.personalise", made["eval"].personalise, allowed)
     _check_predictives(method, made["eval"])
     made["eval"] = _name_corruptions(made["eval"])
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())

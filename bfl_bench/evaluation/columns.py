@@ -879,6 +879,9 @@ def find(name: str) -> Column | None:
         return column
     if column in _FOREIGN:
         return replace(column, name=name, label=f"{column.label}, {rule}", definition=f"{column.definition}; on {rule}")
+    if personal := re.fullmatch(r"(\w+)\((.+)\)", rule):
+        own = f"of barycenters ({personal[1]}) of local posteriors, with weight {personal[2]}, and the global one"
+        return replace(column, name=name, label=f"{column.label}, {rule}", definition=f"{column.definition}; {own}")
     if rule in PREDICTIVES:
         definition = f"{column.definition}, {PREDICTIVES[rule]}"
         return replace(column, name=name, label=f"{column.label} by {rule}", definition=definition)

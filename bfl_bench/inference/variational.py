@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.train import Adjust, Gradient, Optimizer, make_optimizer
-from bfl_bench.method import Task, Tensors
+from bfl_bench.method import Method, Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings
 
 EDGE = 0.1
@@ -99,6 +99,23 @@ def choose_optimizer(task: Task, rate: float | None, scale: float) -> Optimizer:
     if rate is None:
         return optimizer
     return NaturalVariances(others=optimizer, first=task.model.layout.log_variances.start, rate=rate, scale=scale)
+
+
+@dataclass(frozen=True)
+class GaussianLayersMethod(Method):
+    """A method whose models are `params` of a network with Gaussian layers."""
+
+    def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:
+        layout = task.model.layout
+        return model["params"][layout.means], settings_of(task).clamp(model["params"][layout.log_variances]).exp()
+
+    def with_gaussian(self, task: Task, model: Tensors, mean: Tensor, variance: Tensor) -> Tensors:
+        params = model["params"].clone()
+        params[task.model.layout.means], params[task.model.layout.log_variances] = mean, variance.log()
+        return {"params": params}
+
+    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
+        return draw(task, model["params"], num, rng)
 
 
 def draw(task: Task, vector: Tensor, num: int, rng: torch.Generator, variance_scale: float = 1.0) -> Iterator[Tensor]:

@@ -16,7 +16,6 @@ deviation (`model.noise`), the KL divergence is divided by 20 beside the log-lik
 moments of Adam go on from one local update to the next. Its five personal steps are on one and the same minibatch.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -27,12 +26,12 @@ from bfl_bench.checks import AtLeast
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import make_optimizer, train
-from bfl_bench.inference.variational import describe, draw, settings_of
+from bfl_bench.inference.variational import GaussianLayersMethod, describe, settings_of
 from bfl_bench.method import Client, Needs, Predictive, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
-class PFedBayes(PointMethod):
+class PFedBayes(GaussianLayersMethod, PointMethod):
     predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
     needs: ClassVar[Needs] = Needs(gaussian_layers=True, own_test=True)
 
@@ -108,9 +107,6 @@ class PFedBayes(PointMethod):
             kept |= {f"{whose} {name}": value for whose, found in moments.items() for name, value in found.items()}
         local = {"params": trained.vector}
         return Update(message={"params": shared}, local=local, memory=kept, metrics=trained.metrics | {"kl": kl})
-
-    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
-        return draw(task, model["params"], num, rng)
 
     def posterior(self, task: Task, state: Tensors) -> Posterior:
         return describe(task, state["params"], None)

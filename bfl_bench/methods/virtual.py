@@ -42,13 +42,13 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference import sites
 from bfl_bench.inference.train import train
-from bfl_bench.inference.variational import Prior, choose_optimizer, describe, draw
-from bfl_bench.method import Client, Method, Needs, Predictive, Replies, Task, Tensors, Update
+from bfl_bench.inference.variational import GaussianLayersMethod, Prior, choose_optimizer, describe, draw
+from bfl_bench.method import Client, Needs, Predictive, Replies, Task, Tensors, Update
 from bfl_bench.models.lateral import count_shared
 
 
 @dataclass(frozen=True)
-class Virtual(Method):
+class Virtual(GaussianLayersMethod):
     predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
 
     private: Literal["lateral", "lateral_units", "none"]
@@ -195,6 +195,9 @@ class Virtual(Method):
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         is_server = "precision" in model
         return draw(task, model["params"], num, rng, self.evaluation_variance if is_server else 1.0)
+
+    def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:
+        return super().gaussian(task, model) if self.private == "none" else None
 
     def posterior(self, task: Task, state: Tensors) -> Posterior:
         return describe(task, state["params"], self.prior_variance, num=count_shared(task.model.layout)[1])

@@ -18,7 +18,7 @@ from bfl_bench.rng import stream
 from bfl_bench.run import probes, shift, uncertainty
 from bfl_bench.run.checkpoint import CheckpointFolder, check_kinds
 from bfl_bench.run.observers import Observer, RunInfo
-from bfl_bench.run.personal import Personal
+from bfl_bench.run.personal import Personal, personalise
 from bfl_bench.run.predicting import Predictor
 from bfl_bench.run.recorder import Measured, Notes, Recorder, Row, num_bytes, set_values, write_summary
 
@@ -200,6 +200,7 @@ class _Course:
             row["ae"] = worker.distance(self._state, worker.reference_posterior)
         for name, alternative in self._experiment.alternatives.items():
             row |= probes.evaluate_alternative(worker, name, alternative, before, replies, round_)
+        row |= personalise(worker, self._state, measured.replies, round_)
         for name in scores:
             if name != TEST:
                 row |= set_values(name, scores[name])
