@@ -112,6 +112,7 @@ def make_experiment(
             weight_rounds=[],
             weight_points=2,
             keep_messages=[],
+            unseen_steps=[],
             personalise=[],
             personalise_rule="wb",
         ),

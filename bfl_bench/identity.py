@@ -65,6 +65,8 @@ ADDED: dict[str, Any] = {
     "Virtual.train_samples": 1,
     "model.noise": 1.0,
     "cohort": "random",
+    "partition.unseen": 0,
+    "eval.unseen_steps": [0, 1, 10, 100],
     "eval.personalise": [],
     "eval.personalise_rule": "wb",
     "dataset.label_noise": {"rate": 0.0, "kind": "uniform"},

@@ -89,6 +89,7 @@ class Task:
     initials: Tensor  # (M, P) initial parameters, M as many as the method needs; row 0 is `model.initial`
     gaussian: GaussianSettings | None = None  # of the network's Gaussian layers
     server_data: ServerData | None = None  # for a method that needs them
+    max_steps: int | None = None  # of a local update, which end in its last epoch; None: all of the epochs
 
     @property
     def num_classes(self) -> int:

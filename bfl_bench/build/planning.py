@@ -71,6 +71,7 @@ class Plan:
     partition: PartitionConfig
     own_test: bool
     validation: float
+    unseen: float  # share of the clients
     split_seed: int  # of the partition
     make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
     model_name: str
@@ -134,6 +135,8 @@ def plan(config: Mapping[str, Any]) -> Plan:
     check_value("partition.test", own_test, Literal["auto", "shared", "per_client"])
     validation = partition_node.pop("validation", 0)
     check_value("partition.validation", validation, Annotated[float, Between(0, 0.9)])
+    unseen = partition_node.pop("unseen", 0)
+    check_value("partition.unseen", unseen, Annotated[float, Between(0, 0.9)])
     split_seed = partition_node.pop("seed", None)
     check_value("partition.seed", split_seed, Annotated[int, AtLeast(0)] | None)
     partition = construct("partition", {"partition": partition_node})
@@ -169,6 +172,8 @@ def plan(config: Mapping[str, Any]) -> Plan:
         allowed = f"[]; the models of method {method.name} are no Gaussians"
         raise ConfigError("eval.personalise", made["eval"].personalise, allowed)
     _check_predictives(method, made["eval"])
+    if unseen and own_test == "shared":
+        raise ConfigError("partition.test", own_test, "auto or per_client with partition.unseen above 0")
     made["eval"] = _name_corruptions(made["eval"])
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
@@ -178,8 +183,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
         server_samples=server_samples,
         label_noise=label_noise,
         partition=partition,
-        own_test=own_test == "per_client" or (own_test == "auto" and personal),
+        own_test=own_test == "per_client" or (own_test == "auto" and bool(personal or unseen)),
         validation=validation,
+        unseen=unseen,
         split_seed=settings.seed if split_seed is None else split_seed,
         make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),
         model_name=config["model"]["name"],

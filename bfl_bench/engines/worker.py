@@ -19,7 +19,7 @@ from bfl_bench.likelihood import Prediction, Scores, average
 from bfl_bench.method import Client, Layers, Method, Predictive, Task, Tensors, Update
 from bfl_bench.rng import stream
 
-TEST, VALIDATION = "test", "validation"
+TEST, VALIDATION, UNSEEN = "test", "validation", "unseen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ class EvalSettings:
     weight_rounds: list[Annotated[int, AtLeast(1)]]
     weight_points: Annotated[int, AtLeast(2)]
     keep_messages: list[Annotated[int, AtLeast(1)]]
+    unseen_steps: list[Annotated[int, AtLeast(0)]]
     personalise: list[Annotated[float, Between(0, 1)]]
     personalise_rule: Literal["wb", "rklb", "eaa", "aalv", "moments"]
 
@@ -103,6 +104,7 @@ class Worker:
     rounds: int
     reference_posterior: Gaussian | None = field(default=None)  # taken as the true one
     pixels: Pixels | None = field(default=None)  # how test images became network inputs, where these are corrupted
+    unseen: Mapping[int, Tensor] = field(default_factory=dict)  # clients that never train, and their training examples
 
     def run(self, broadcast: Tensors, job: Job) -> Reply:
         started = time.perf_counter()
@@ -208,7 +210,8 @@ class Worker:
             for name, set_ in self.sets.items()
         }
         indices = tuple(part.to(train.x.device) for part in self.client_indices)
-        return replace(self, train=train, sets=sets, client_indices=indices)
+        unseen = {client: part.to(train.x.device) for client, part in self.unseen.items()}
+        return replace(self, train=train, sets=sets, client_indices=indices, unseen=unseen)
 
     def _splits(self) -> list[Split]:
         return [self.train, *(set_.split for set_ in self.sets.values())]

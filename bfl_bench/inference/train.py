@@ -3,6 +3,7 @@
 A step is a value: an optimizer is a frozen record of numbers, what it remembers a dictionary of tensors.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ def train(
         return found
 
     with seeded_globally(derive_seed(rng.initial_seed(), "layers"), parameters.device):  # for noise inside the network
-        for batch in minibatches(client, local, rng):
+        for batch in itertools.islice(minibatches(client, local, rng), task.max_steps):
             x, y = batch.x, batch.y
             if num_samples > 1:
                 x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
@@ -206,7 +207,7 @@ def train(
             if batch.in_last_epoch:
                 tally.add(value, outputs, y)
             if after_step is not None:
-                after_step(parameters, batch.ends_epoch)
+                after_step(parameters, batch.ends_epoch or num_steps == task.max_steps)
     return Trained(model.vector.clone(), num_steps, tally.result(), memory)
 
 

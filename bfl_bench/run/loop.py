@@ -10,12 +10,22 @@ from typing import Any
 import torch
 
 from bfl_bench import records
-from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_finite, check_numbers, check_tensors
+from bfl_bench.engines.worker import (
+    TEST,
+    UNSEEN,
+    Engine,
+    Job,
+    Runner,
+    Worker,
+    check_finite,
+    check_numbers,
+    check_tensors,
+)
 from bfl_bench.errors import DivergedError, PartError
 from bfl_bench.likelihood import Bin, Prediction
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
-from bfl_bench.run import probes, shift, uncertainty
+from bfl_bench.run import probes, shift, uncertainty, unseen
 from bfl_bench.run.checkpoint import CheckpointFolder, check_kinds
 from bfl_bench.run.observers import Observer, RunInfo
 from bfl_bench.run.personal import Personal, personalise
@@ -222,7 +232,8 @@ class _Course:
             recorder.record(records.RISK, round_, uncertainty.trace_risk(worker, predictions[TEST]))
         if any(set_.foreign for set_ in worker.sets.values()):
             recorder.record(records.ENTROPY, round_, uncertainty.count_entropies(worker, predictions))
-        return recorder.record_shift(round_, shift.measure(worker, predictor)) if worker.settings.shift else {}
+        row = unseen.measure(worker, self._state) if UNSEEN in worker.sets else {}
+        return row | (recorder.record_shift(round_, shift.measure(worker, predictor)) if worker.settings.shift else {})
 
     def _collect(
         self, runner: Runner, broadcast: Tensors, cohort: Sequence[int], round_: int, measured: Measured
