@@ -241,13 +241,15 @@ def test_the_generalised_cross_entropy_by_hand_and_at_its_ends() -> None:
 def test_fedgvi_near_its_limits_is_pvi() -> None:
     task, clients = make_gaussian_task(), make_clients()
     states = []
-    for gvi in (method("pvi"), method("fedgvi", loss_power=1e-6, alpha=1 + 1e-6), method("fedgvi")):
+    near = method("fedgvi", loss_power=1e-6, alpha=1 + 1e-6)
+    for gvi in (method("pvi"), near, method("fedgvi", loss_power=0.0), method("fedgvi", alpha=1.0)):
         state, memories = gvi.init(task, generator()), dict[int, Tensors]()
         for _ in range(2):
             state, _ = advance(gvi, task, state, memories, clients)
         states.append(state["params"])
     torch.testing.assert_close(states[1], states[0], rtol=1e-3, atol=1e-4)  # 12 steps, each off by about 1e-6
-    assert not torch.allclose(states[2], states[0], atol=1e-2)
+    assert not torch.allclose(states[2], states[0], atol=1e-2)  # by the divergence alone
+    assert not torch.allclose(states[3], states[0], atol=1e-2)  # by the loss alone
 
 
 def test_a_loss_that_is_added_up_over_samples_is_a_lower_beta(monkeypatch: pytest.MonkeyPatch) -> None:
