@@ -60,6 +60,17 @@ ADDED: dict[str, Any] = {
     "Fvb.variance_rate": None,
     "Fvb.warm_up": 0,
     "Virtual.variance_rate": None,
+    "Virtual.sites_start": "network",
+    "Virtual.loss_power": 0.0,
+    "Virtual.alpha": 1.0,
+    "Virtual.train_samples": 1,
+    "model.noise": 1.0,
+    "cohort": "random",
+    "partition.unseen": 0,
+    "eval.unseen_steps": [0, 1, 10, 100],
+    "eval.personalise": [],
+    "eval.personalise_rule": "wb",
+    "dataset.label_noise": {"rate": 0.0, "kind": "uniform"},
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

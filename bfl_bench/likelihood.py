@@ -114,6 +114,14 @@ class Categorical:
     def loss(self, outputs: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
         return F.cross_entropy(outputs, labels, reduction=reduction)
 
+    def generalised_loss(self, outputs: Tensor, labels: Tensor, power: float) -> Tensor:
+        """Compute the mean generalised cross-entropy (1 - p(label)^power) / power: 1 - p(label) at 1, the NLL near 0.
+
+        An example that the network is sure to be of another class has hardly any gradient (Zhang and Sabuncu 2018).
+        """
+        losses = F.cross_entropy(outputs, labels, reduction="none")
+        return -torch.expm1(-power * losses).mean() / power
+
     def decide(self, outputs: Tensor) -> Tensor:
         """Return the most probable class of each example, (n, ...)."""
         return outputs.argmax(1)

@@ -89,6 +89,7 @@ class Task:
     initials: Tensor  # (M, P) initial parameters, M as many as the method needs; row 0 is `model.initial`
     gaussian: GaussianSettings | None = None  # of the network's Gaussian layers
     server_data: ServerData | None = None  # for a method that needs them
+    max_steps: int | None = None  # of a local update, which end in its last epoch; None: all of the epochs
 
     @property
     def num_classes(self) -> int:
@@ -99,6 +100,11 @@ class Task:
         """Return the most probable class of each example, (n, ...)."""
         assert isinstance(self.likelihood, Categorical)
         return self.likelihood.decide(outputs)
+
+    def generalised_loss(self, outputs: Tensor, labels: Tensor, power: float) -> Tensor:
+        """Compute the mean generalised cross-entropy, for methods that need classes."""
+        assert isinstance(self.likelihood, Categorical)
+        return self.likelihood.generalised_loss(outputs, labels, power)
 
     def weight(self, kind: Weights, client_id: int) -> float:
         return float(self.sizes[client_id]) if kind == "size" else 1.0
@@ -229,6 +235,17 @@ class Method(ABC):
     def posterior(self, task: Task, state: Tensors) -> Posterior | None:
         """Describe the Gaussian that the server's state is, for `eval.posterior`; None: it is none, or not yet."""
         return None
+
+    def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:
+        """Return means and variances (D,) of the server's state or of an update's `local`, for `eval.personalise`.
+
+        None: it is no product of Gaussians, or not yet.
+        """
+        return None
+
+    def with_gaussian(self, task: Task, model: Tensors, mean: Tensor, variance: Tensor) -> Tensors:
+        """Return the model with these Gaussians in the place of those that `gaussian` gives."""
+        raise NotImplementedError
 
     @property
     def predictives(self) -> tuple[Predictive, ...]:

@@ -60,6 +60,9 @@ def make_eval(**changes: Any) -> EvalSettings:
         "weight_rounds": [],
         "weight_points": 5,
         "keep_messages": [],
+        "unseen_steps": [0, 1],
+        "personalise": [],
+        "personalise_rule": "wb",
     }
     return EvalSettings(**values | changes)
 

@@ -1,6 +1,6 @@
 """The data and what depends on it: splits, network, task, worker; what only the data can tell is checked here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from bfl_bench.data.partition import Natural, Partition, deal_test, hold_out, in
 from bfl_bench.data.partition.partition import Ints
 from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
-from bfl_bench.engines.worker import TEST, UNKNOWN, VALIDATION, EvaluationSet, Worker
+from bfl_bench.engines.worker import TEST, UNKNOWN, UNSEEN, VALIDATION, EvaluationSet, Worker
 from bfl_bench.errors import ConfigError, PartError, RunError, UnsuitableError
 from bfl_bench.identity import RUNS, fill_in, read_config
 from bfl_bench.inference.laplace import check_laplace
@@ -28,9 +28,10 @@ from bfl_bench.method import DataInfo, ServerData, Task, Tensors
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import count_layers, make_gaussian
 from bfl_bench.models.lateral import Lateral
-from bfl_bench.rng import derive_seed, seeded_globally, stream
+from bfl_bench.rng import derive_seed, numpy_stream, seeded_globally, stream
 from bfl_bench.run.checkpoint import read_state
 from bfl_bench.run.loop import Experiment
+from bfl_bench.run.unseen import limit_steps
 
 
 def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
@@ -44,6 +45,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         raise error.below("dataset") from None
     _check_labels(plan.dataset.name, dataset)
     dataset, unknown = _set_classes_aside(plan, dataset)
+    dataset = _spoil_labels(plan, dataset)
     dataset, server_data = _hold_out(dataset, plan.server_samples, settings.seed)
     if plan.method.needs.classes and not isinstance(dataset.likelihood, Categorical):
         raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
@@ -52,13 +54,18 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     except ConfigError as error:
         top = ("num_clients", "seed") if plan.split_seed == settings.seed else ("num_clients",)
         raise error if error.key in top else error.below("partition") from None
+    whole = partition
+    partition, own_test, unseen = _set_apart(plan, partition, own_test)
     task = _make_task(plan, dataset, partition, server_data)
+    _check_unseen(plan, task, unseen)
     start, reference = _read_earlier_runs(plan, task)
     worker = Worker(
         task=task,
         method=plan.method,
         train=dataset.train,
-        sets=_evaluation_sets(plan, dataset, partition, own_test) | unknown | _foreign_sets(plan, dataset, data_dir),
+        sets=_evaluation_sets(plan, dataset, partition, own_test, {client: own for client, (_, own) in unseen.items()})
+        | unknown
+        | _foreign_sets(plan, dataset, data_dir),
         augment=dataset.augment,
         client_indices=tuple(map(torch.from_numpy, partition.indices)),
         settings=plan.eval,
@@ -66,18 +73,20 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         rounds=settings.rounds,
         reference_posterior=reference,
         pixels=_find_images(plan, dataset),
+        unseen={client: torch.from_numpy(part) for client, (part, _) in unseen.items()},
     ).to(plan.device)
     experiment = Experiment(
         worker=worker,
         engine=plan.engine,
         seed=settings.seed,
         cohort_size=_cohort_size(settings.participation, partition.sizes),
+        in_turn=settings.cohort == "sequential",
         checkpoint_every=plan.checkpoint.every,
         partition_info=partition.info,
         alternatives=plan.alternatives,
         start=start,
     )
-    return experiment, dataset, partition
+    return experiment, dataset, whole
 
 
 def _check_labels(name: str, dataset: Dataset) -> None:
@@ -109,6 +118,18 @@ def _set_classes_aside(plan: Plan, dataset: Dataset) -> tuple[Dataset, dict[str,
     return dataset, {} if plan.eval.scored == VALIDATION else {UNKNOWN: EvaluationSet(unknown, foreign=True)}
 
 
+def _spoil_labels(plan: Plan, dataset: Dataset) -> Dataset:
+    """Make a share of the training labels wrong, those of server and validation examples among them."""
+    if not plan.label_noise.rate:
+        return dataset
+    if not isinstance(dataset.likelihood, Categorical):
+        allowed = f"0; the labels of dataset {plan.dataset.name} are no classes"
+        raise ConfigError("dataset.label_noise.rate", plan.label_noise.rate, allowed)
+    rng = stream(plan.settings.seed, "label_noise")
+    y = plan.label_noise.apply(dataset.train.y, dataset.num_classes, rng)
+    return replace(dataset, train=replace(dataset.train, y=y))
+
+
 def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: ServerData | None) -> Task:
     """Make the network and all that clients and server share; let the method and the engine refuse it."""
     model = FlatModel(_make_module(plan, dataset), plan.device)
@@ -129,6 +150,13 @@ def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: 
         gaussian=plan.gaussian,
         server_data=None if asked == "none" else server_data,
     )
+    if plan.eval.personalise:
+        state = plan.method.init(task, stream(plan.settings.seed, "init"))
+        if not isinstance(dataset.likelihood, Categorical):
+            raise ConfigError("eval.personalise", plan.eval.personalise, "[] for labels that are no classes")
+        if plan.method.gaussian(task, state) is None:
+            allowed = f"[]; method {plan.method.name} has private networks or a full covariance"
+            raise ConfigError("eval.personalise", plan.eval.personalise, allowed)
     plan.engine.check(plan.device)
     _try_out(plan, task, dataset)
     linearised = "linearised" in (plan.eval.predictive, *plan.eval.also_predict)
@@ -204,11 +232,17 @@ def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
 
 
 def _evaluation_sets(
-    plan: Plan, dataset: Dataset, partition: Partition, own_test: list[Ints] | None
+    plan: Plan, dataset: Dataset, partition: Partition, own_test: list[Ints] | None, unseen: Mapping[int, Ints]
 ) -> dict[str, EvaluationSet]:
-    """Make the test set and, where examples are held out, the validation set, or that one in the place of the other."""
+    """Make the test set and, where examples are held out, the validation set, or that one in the place of the other.
+
+    The test examples of unseen clients are a set of their own.
+    """
     own = None if own_test is None else tuple(map(torch.from_numpy, own_test))
     sets = {TEST: EvaluationSet(dataset.test, own)}
+    if unseen and own_test is not None:
+        sets[TEST] = _take_own(dataset.test, own_test)
+        sets[UNSEEN] = _take_own(dataset.test, [unseen.get(i, np.zeros(0, np.int64)) for i in range(len(own_test))])
     if partition.validation is not None:
         indices = torch.from_numpy(np.concatenate(partition.validation))
         x = dataset.train.x[indices]
@@ -221,6 +255,51 @@ def _evaluation_sets(
             raise ConfigError("eval.scored", VALIDATION, "test; no example is held out, see partition.validation")
         return {TEST: EvaluationSet(sets[VALIDATION].split, own and sets[VALIDATION].own)}
     return sets
+
+
+def _take_own(test: Split, own: Sequence[Ints]) -> EvaluationSet:
+    """Make a set of the examples that somebody owns."""
+    kept = np.sort(np.concatenate(own))
+    whose = tuple(torch.from_numpy(np.searchsorted(kept, part)) for part in own)
+    return EvaluationSet(Split(test.x[kept], test.y[kept]), whose)
+
+
+def _set_apart(
+    plan: Plan, partition: Partition, own_test: list[Ints] | None
+) -> tuple[Partition, list[Ints] | None, dict[int, tuple[Ints, Ints]]]:
+    """Draw the clients that never train; return what is left, and their training and test examples.
+
+    They are still counted as clients, but have no examples: no training, no validation and no test examples.
+    """
+    if not plan.unseen or own_test is None:
+        return partition, own_test, {}
+    eligible = [client for client, size in enumerate(partition.sizes) if size and len(own_test[client])]
+    num = max(1, round(plan.unseen * len(partition.sizes)))
+    if num >= len(eligible):
+        allowed = f"a share that leaves some of the {len(eligible)} clients with training and test examples"
+        raise ConfigError("partition.unseen", plan.unseen, allowed)
+    drawn = numpy_stream(plan.split_seed, "partition", "unseen").permutation(len(eligible))[:num]
+    unseen = {client: (partition.indices[client], own_test[client]) for client in sorted(eligible[i] for i in drawn)}
+
+    def leave_out(parts: Sequence[Ints]) -> tuple[Ints, ...]:
+        return tuple(part[:0] if client in unseen else part for client, part in enumerate(parts))
+
+    validation = None if partition.validation is None else leave_out(partition.validation)
+    left = replace(partition, indices=leave_out(partition.indices), validation=validation)
+    return left, list(leave_out(own_test)), unseen
+
+
+def _check_unseen(plan: Plan, task: Task, unseen: Mapping[int, tuple[Ints, Ints]]) -> None:
+    """Refuse numbers of local steps that the method cannot take."""
+    if unseen and not isinstance(task.likelihood, Categorical):
+        raise ConfigError("partition.unseen", plan.unseen, "0 for labels that are no classes")
+    for client, (part, _) in unseen.items():
+        for num_steps in filter(None, plan.eval.unseen_steps):
+            try:
+                plan.method.check(limit_steps(task, client, len(part), num_steps))
+            except ConfigError as error:
+                allowed = f"numbers of steps that method {plan.method.name} can take ({error})"
+                raise ConfigError("eval.unseen_steps", num_steps, allowed) from None
 
 
 def _foreign_sets(plan: Plan, dataset: Dataset, data_dir: Path) -> dict[str, EvaluationSet]:

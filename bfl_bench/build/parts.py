@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 from bfl_bench.checks import check_arguments
 from bfl_bench.data.corruptions import Pixels
 from bfl_bench.data.dataset import DatasetConfig
-from bfl_bench.engines.worker import TEST, VALIDATION
+from bfl_bench.engines.worker import TEST, UNSEEN, VALIDATION
 from bfl_bench.errors import ConfigError
 from bfl_bench.method import Method, Needs
 from bfl_bench.models.gaussian import GaussianSettings
@@ -102,9 +102,9 @@ def construct_foreign(config: Mapping[str, Any]) -> dict[str, DatasetConfig]:
     own = config["dataset"]
     made: dict[str, DatasetConfig] = {}
     for name, node in (config["eval"].get("ood") or {}).items():
-        if name in (own.get("name"), TEST, VALIDATION):
+        if name in (own.get("name"), TEST, VALIDATION, UNSEEN):
             raise ConfigError("eval.ood", name, "another dataset than the run's own")
-        values = {key: value for key, value in node.items() if key != "server_samples"}
+        values = {key: value for key, value in node.items() if key not in ("server_samples", "label_noise")}
         values |= {key: own[key] for key in ("mean", "std") if key in values and key in own}
         made[name] = construct("dataset", {"dataset": values})
     return made

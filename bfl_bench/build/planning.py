@@ -23,6 +23,7 @@ from bfl_bench.build.parts import (
 from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_value
 from bfl_bench.data.corruptions import CORRUPTIONS, Pixels
 from bfl_bench.data.dataset import DatasetConfig
+from bfl_bench.data.label_noise import LabelNoise
 from bfl_bench.data.partition import Natural, PartitionConfig
 from bfl_bench.engines.worker import Engine, EvalSettings
 from bfl_bench.errors import ConfigError
@@ -41,6 +42,7 @@ class Settings:
     rounds: Annotated[int, AtLeast(1)]
     num_clients: Annotated[int, AtLeast(1)] | None
     participation: Annotated[float, Above(0)]
+    cohort: Literal["random", "sequential"]
     device: Literal["auto", "cpu", "cuda"]
     threads: Annotated[int, Between(1, 256)]
     data_dir: str | None
@@ -65,9 +67,11 @@ class Plan:
     device: torch.device
     dataset: DatasetConfig
     server_samples: int
+    label_noise: LabelNoise
     partition: PartitionConfig
     own_test: bool
     validation: float
+    unseen: float  # share of the clients
     split_seed: int  # of the partition
     unknown_classes: list[int]
     make_model: Callable[..., nn.Module]  # (input_shape, num_classes) -> module
@@ -83,6 +87,10 @@ class Plan:
     server: ServerStep
     eval: EvalSettings
     checkpoint: CheckpointSettings
+
+
+CLEAN = {"rate": 0.0, "kind": "uniform"}
+"""The label noise of a dataset that does not have the key."""
 
 
 def plan(config: Mapping[str, Any]) -> Plan:
@@ -114,16 +122,22 @@ def plan(config: Mapping[str, Any]) -> Plan:
         )
     if settings.num_clients is not None and settings.participation > max(1, settings.num_clients):
         raise ConfigError("participation", settings.participation, f"at most num_clients, {settings.num_clients}")
+    if settings.cohort == "sequential" and settings.participation != 1:
+        allowed = "1 with cohort=sequential, where one client after the other has a round"
+        raise ConfigError("participation", settings.participation, allowed)
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
     dataset = dict(config["dataset"])
     server_samples = dataset.pop("server_samples", 0)
     check_value("dataset.server_samples", server_samples, Annotated[int, AtLeast(0)])
+    label_noise = construct_section("dataset.label_noise", LabelNoise, dataset.pop("label_noise", CLEAN))
     partition_node = dict(config["partition"])
     own_test = partition_node.pop("test", "auto")
     check_value("partition.test", own_test, Literal["auto", "shared", "per_client"])
     validation = partition_node.pop("validation", 0)
     check_value("partition.validation", validation, Annotated[float, Between(0, 0.9)])
+    unseen = partition_node.pop("unseen", 0)
+    check_value("partition.unseen", unseen, Annotated[float, Between(0, 0.9)])
     split_seed = partition_node.pop("seed", None)
     check_value("partition.seed", split_seed, Annotated[int, AtLeast(0)] | None)
     unknown_classes = partition_node.pop("unknown_classes", [])
@@ -148,7 +162,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
         allowed = f"above 0; method {method.name} needs {needs.server_data} examples on the server"
         raise ConfigError("dataset.server_samples", 0, allowed)
     if rounds := config["eval"].get("weight_rounds"):
-        if settings.num_clients != 2 or settings.participation not in (1, 2):
+        if settings.num_clients != 2 or settings.participation not in (1, 2) or settings.cohort != "random":
             raise ConfigError("eval.weight_rounds", rounds, "[] unless there are two clients, both in every round")
         if method.weights != "size":
             raise ConfigError("eval.weight_rounds", rounds, "[] unless method.weights=size")
@@ -157,7 +171,12 @@ def plan(config: Mapping[str, Any]) -> Plan:
     _check_steps(method, made["local"], made["server"])
     if made["eval"].posterior and type(method).posterior is Method.posterior:
         raise ConfigError("eval.posterior", True, f"false; the state of method {method.name} is no Gaussian")
+    if made["eval"].personalise and type(method).gaussian is Method.gaussian:
+        allowed = f"[]; the models of method {method.name} are no Gaussians"
+        raise ConfigError("eval.personalise", made["eval"].personalise, allowed)
     _check_predictives(method, made["eval"])
+    if unseen and own_test == "shared":
+        raise ConfigError("partition.test", own_test, "auto or per_client with partition.unseen above 0")
     made["eval"] = _name_corruptions(made["eval"])
     use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
@@ -165,9 +184,11 @@ def plan(config: Mapping[str, Any]) -> Plan:
         device=torch.device("cuda" if use_gpu else "cpu"),
         dataset=construct("dataset", {"dataset": dataset}),
         server_samples=server_samples,
+        label_noise=label_noise,
         partition=partition,
-        own_test=own_test == "per_client" or (own_test == "auto" and personal),
+        own_test=own_test == "per_client" or (own_test == "auto" and bool(personal or unseen)),
         validation=validation,
+        unseen=unseen,
         split_seed=settings.seed if split_seed is None else split_seed,
         unknown_classes=unknown_classes,
         make_model=construct("model", {"model": model}, supplied=("input_shape", "num_classes")),

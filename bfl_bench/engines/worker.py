@@ -19,7 +19,7 @@ from bfl_bench.likelihood import Prediction, Scores, average
 from bfl_bench.method import Client, Layers, Method, Predictive, Task, Tensors, Update
 from bfl_bench.rng import stream
 
-TEST, VALIDATION, UNKNOWN = "test", "validation", "unknown_classes"
+TEST, VALIDATION, UNKNOWN, UNSEEN = "test", "validation", "unknown_classes", "unseen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,9 @@ class EvalSettings:
     weight_rounds: list[Annotated[int, AtLeast(1)]]
     weight_points: Annotated[int, AtLeast(2)]
     keep_messages: list[Annotated[int, AtLeast(1)]]
+    unseen_steps: list[Annotated[int, AtLeast(0)]]
+    personalise: list[Annotated[float, Between(0, 1)]]
+    personalise_rule: Literal["wb", "rklb", "eaa", "aalv", "moments"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Reply:
     own_scores: Scores | None  # of the local model on the client's own test examples
     train_seconds: float
     evaluation_seconds: float
+    local: Tensors = field(default_factory=dict)  # the local model, where it is to be combined with the global one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,7 @@ class Worker:
     rounds: int
     reference_posterior: Gaussian | None = field(default=None)  # taken as the true one
     pixels: Pixels | None = field(default=None)  # how test images became network inputs, where these are corrupted
+    unseen: Mapping[int, Tensor] = field(default_factory=dict)  # clients that never train, and their training examples
 
     def run(self, broadcast: Tensors, job: Job) -> Reply:
         started = time.perf_counter()
@@ -113,9 +118,9 @@ class Worker:
         check_finite({k: v for k, v in update.local.items() if v is not update.message.get(k)}, where)
         check_finite({f"{k} of its private state": v for k, v in update.memory.items()}, where)
         trained = time.perf_counter()
-        scores = self._score_local(update.local, names, None) if job.evaluate_local else None
+        scores = self.score_local(update.local, names, None) if job.evaluate_local else None
         own = self.sets[TEST].of(job.client_id)
-        own_scores = None if own is None else self._score_local(update.local, names, own)
+        own_scores = None if own is None else self.score_local(update.local, names, own)
         metrics = update.metrics
         if self.reference_posterior is not None:
             metrics = {**metrics, "lf": self.distance(update.local, self.reference_posterior)}
@@ -128,6 +133,7 @@ class Worker:
             own_scores=own_scores,
             train_seconds=trained - started,
             evaluation_seconds=time.perf_counter() - trained,
+            local=update.local if self.settings.personalise and job.evaluate_local else {},
         )
 
     def _check_update(self, update: object, where: str) -> None:
@@ -167,7 +173,7 @@ class Worker:
         x, rng = self.sets[name].split.x, stream(self.seed, "evaluate", round_)
         return self.predict(method, state, x, self.settings.draws, rng)
 
-    def _score_local(self, model: Tensors, names: tuple[str, int, int], examples: Tensor | None) -> Scores:
+    def score_local(self, model: Tensors, names: tuple[str, int, int], examples: Tensor | None) -> Scores:
         """Score a local model on `eval.local_share` of the test set, or on these examples of it."""
         split = self.sets[TEST].split
         if examples is None and self.settings.local_share < 1:
@@ -204,7 +210,8 @@ class Worker:
             for name, set_ in self.sets.items()
         }
         indices = tuple(part.to(train.x.device) for part in self.client_indices)
-        return replace(self, train=train, sets=sets, client_indices=indices)
+        unseen = {client: part.to(train.x.device) for client, part in self.unseen.items()}
+        return replace(self, train=train, sets=sets, client_indices=indices, unseen=unseen)
 
     def _splits(self) -> list[Split]:
         return [self.train, *(set_.split for set_ in self.sets.values())]

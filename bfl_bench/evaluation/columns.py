@@ -40,6 +40,7 @@ _VALIDATED = {
     "nll": "negative log-likelihood",
     "brier": "Brier score",
 }
+_UNSEEN = "runs with partition.unseen above 0"
 _UNCERTAINTY = "runs with eval.uncertainty"
 _POSTERIOR = "runs with eval.posterior whose state is a Gaussian"
 _MOVED = "runs with eval.posterior whose state is a Gaussian from the start"
@@ -218,6 +219,36 @@ TABLES: Mapping[str, Sequence[Column]] = {
             of=_VALIDATION,
         )
         for name, label in _VALIDATED.items()
+    ),
+    "metrics.csv, unseen clients": (
+        *(
+            Column(
+                name=f"unseen_{name}",
+                label=f"{label} (unseen clients)",
+                definition=f"what {name} is, on the test examples of all unseen clients together",
+                direction="up" if name == "ga" else "down",
+                unit="nats" if name == "nll" else "" if name == "brier" else "share",
+                of=_UNSEEN,
+            )
+            for name, label in _VALIDATED.items()
+        ),
+        Column(
+            name="unseen_acc",
+            label="accuracy of unseen clients",
+            definition="accuracy of each unseen client's own model on its own test examples, averaged with weights "
+            "proportional to the number of these, in the last round",
+            direction="up",
+            unit="share",
+            of=_UNSEEN,
+        ),
+        Column(
+            name="unseen_loss",
+            label="loss of unseen clients",
+            definition="negative log-likelihood of the same models, averaged likewise",
+            direction="down",
+            unit="nats",
+            of=_UNSEEN,
+        ),
     ),
     "metrics.csv, uncertainty": (
         Column(
@@ -480,10 +511,11 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             name="kl",
             label="KL from the prior",
-            definition="KL divergence of a client's posterior after training from its prior",
+            definition="KL divergence of a client's posterior after training from its prior, of pfedbayes from its "
+            "copy of the global one",
             direction=None,
             unit="nats",
-            of="fvb, virtual",
+            of="fvb, virtual, pfedbayes",
         ),
         Column(
             name="std_norm",
@@ -896,6 +928,12 @@ def find(name: str) -> Column | None:
         return column
     if column in _FOREIGN:
         return replace(column, name=name, label=f"{column.label}, {rule}", definition=f"{column.definition}; on {rule}")
+    if base in ("unseen_acc", "unseen_loss"):
+        definition = f"{column.definition}, after {rule} local steps from the final model"
+        return replace(column, name=name, label=f"{column.label}, {rule} steps", definition=definition)
+    if personal := re.fullmatch(r"(\w+)\((.+)\)", rule):
+        own = f"of barycenters ({personal[1]}) of local posteriors, with weight {personal[2]}, and the global one"
+        return replace(column, name=name, label=f"{column.label}, {rule}", definition=f"{column.definition}; {own}")
     if rule in PREDICTIVES:
         definition = f"{column.definition}, {PREDICTIVES[rule]}"
         return replace(column, name=name, label=f"{column.label} by {rule}", definition=definition)

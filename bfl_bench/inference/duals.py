@@ -24,6 +24,9 @@ from bfl_bench.checks import Above
 from bfl_bench.inference.train import Trained
 from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
 
+NOTHING = 1e-30
+"""A precision that stands for none, so that there is a variance."""
+
 
 @dataclass(frozen=True)
 class Cavity:
@@ -37,7 +40,23 @@ class Cavity:
 
 
 @dataclass(frozen=True)
-class DualMethod(Method):
+class PrecisionMethod(Method):
+    """A method whose models are `params` and, of the first of them, the trainable ones, `precision` (D,)."""
+
+    def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:
+        if "precision" not in model or model["precision"].dim() > 1:
+            return None
+        precision = model["precision"].double().clamp(min=NOTHING)
+        return model["params"][: len(precision)], precision.reciprocal()
+
+    def with_gaussian(self, task: Task, model: Tensors, mean: Tensor, variance: Tensor) -> Tensors:
+        params = model["params"].clone()
+        params[: len(mean)] = mean
+        return {"params": params, "precision": variance.reciprocal().to(params.dtype)}
+
+
+@dataclass(frozen=True)
+class DualMethod(PrecisionMethod):
     """State: `params`, the server's mean, and `precision`, `precisions` and `shifts`, the sums over all clients' sites.
 
     In the first round the server's Gaussian is the prior, whose mean is 0; training starts at the network's initial

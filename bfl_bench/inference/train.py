@@ -164,6 +164,7 @@ def train(
     local, model = task.local, task.model
     if steps is not None:
         local = replace(local, epochs=math.ceil(steps / math.ceil(len(client) / local.batch_size)))
+    most = min((limit for limit in (steps, task.max_steps) if limit is not None), default=None)
     optimizer = make_optimizer(local) if optimizer is None else optimizer
     loss = task.likelihood.loss if loss is None else loss
     model.load(start)
@@ -199,7 +200,7 @@ def train(
         return found
 
     with seeded_globally(derive_seed(rng.initial_seed(), "layers"), parameters.device):  # for noise inside the network
-        for batch in itertools.islice(minibatches(client, local, rng), steps):
+        for batch in itertools.islice(minibatches(client, local, rng), most):
             x, y = batch.x, batch.y
             if num_samples > 1:
                 x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
@@ -211,7 +212,7 @@ def train(
             if batch.in_last_epoch:
                 tally.add(value, outputs, y)
             if after_step is not None:
-                after_step(parameters, batch.ends_epoch)
+                after_step(parameters, batch.ends_epoch or num_steps == most)
     return Trained(model.vector.clone(), num_steps, tally.result(), memory)
 
 

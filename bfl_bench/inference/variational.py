@@ -15,8 +15,11 @@ from torch import Tensor
 
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.train import Adjust, Gradient, Optimizer, make_optimizer
-from bfl_bench.method import Task, Tensors
+from bfl_bench.method import Method, Task, Tensors
 from bfl_bench.models.gaussian import GaussianSettings
+
+EDGE = 0.1
+"""Of Renyi's divergence above alpha = 1: the least that is left of L / c, which is 1 for a q as wide as the prior."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,27 @@ class Prior:
     mean: Tensor  # (D,)
     log_precision: Tensor  # (D,)
 
-    def pull(self, task: Task, scale: float) -> Adjust:
-        """Adds the gradient of scale KL(q || prior), where q are the means and log variances of the parameters."""
+    def pull(self, task: Task, scale: float, alpha: float = 1.0) -> Adjust:
+        """Adds the gradient of scale D(q || prior), where q are the means and log variances of the parameters.
+
+        D is the KL divergence or, with another `alpha`, Renyi's divided by alpha, as FedGVI has it: the reverse KL at
+        alpha = 0. With v and c the variances of q and prior and L = alpha c + (1 - alpha) v, its slopes along a mean
+        and a log variance are d / L, d being the difference of the means, and ((v - c) / L - (1 - alpha) v d^2 / L^2)
+        / 2. Above alpha = 1 it is finite only where L > 0; near that edge and beyond it q is pulled back as at `EDGE`.
+        """
         layout, settings = task.model.layout, settings_of(task)
         precision = self.log_precision.exp()
+
+        def add_renyi(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
+            log_variance = parameters[layout.log_variances]
+            ratio = (settings.clamp(log_variance) + self.log_precision).exp_()  # v / c
+            mixed = (alpha + (1 - alpha) * ratio).clamp_(min=EDGE)  # L / c
+            difference = parameters[layout.means] - self.mean
+            widen = (ratio - 1) / mixed - (1 - alpha) * ratio * precision * (difference / mixed).square()
+            if (passes := settings.passes_gradient(log_variance)) is not None:
+                widen *= passes
+            gradient[layout.means].add_(difference * precision / mixed, alpha=scale)
+            gradient[layout.log_variances].add_(widen, alpha=0.5 * scale)
 
         def add_gradient(parameters: Tensor, gradient: Tensor, x: Tensor, y: Tensor) -> None:
             log_variance = parameters[layout.log_variances]
@@ -39,7 +59,7 @@ class Prior:
             gradient[layout.means].addcmul_(parameters[layout.means] - self.mean, precision, value=scale)
             gradient[layout.log_variances].add_(widen, alpha=0.5 * scale)
 
-        return add_gradient
+        return add_gradient if alpha == 1 else add_renyi
 
     def kl(self, task: Task, vector: Tensor) -> float:
         """KL(q || prior) in nats."""
@@ -81,18 +101,36 @@ def choose_optimizer(task: Task, rate: float | None, scale: float) -> Optimizer:
     return NaturalVariances(others=optimizer, first=task.model.layout.log_variances.start, rate=rate, scale=scale)
 
 
+@dataclass(frozen=True)
+class GaussianLayersMethod(Method):
+    """A method whose models are `params` of a network with Gaussian layers."""
+
+    def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:
+        layout = task.model.layout
+        return model["params"][layout.means], settings_of(task).clamp(model["params"][layout.log_variances]).exp()
+
+    def with_gaussian(self, task: Task, model: Tensors, mean: Tensor, variance: Tensor) -> Tensors:
+        params = model["params"].clone()
+        params[task.model.layout.means], params[task.model.layout.log_variances] = mean, variance.log()
+        return {"params": params}
+
+    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
+        return draw(task, model["params"], num, rng)
+
+
 def draw(task: Task, vector: Tensor, num: int, rng: torch.Generator, variance_scale: float = 1.0) -> Iterator[Tensor]:
     """Parameter vectors whose Gaussian weights are drawn and stand in the place of the means."""
     layout = task.model.layout
     mean = vector[layout.means]
-    deviation = (0.5 * settings_of(task).clamp(vector[layout.log_variances])).exp() * variance_scale**0.5
+    settings = settings_of(task)
+    deviation = (0.5 * settings.clamp(vector[layout.log_variances])).exp() * (variance_scale**0.5 * settings.noise)
     for _ in range(num if len(mean) else 1):
         drawn = vector.clone()
         drawn[layout.means] += deviation * torch.randn(len(mean), generator=rng).to(mean.device)
         yield drawn
 
 
-def describe(task: Task, vector: Tensor, prior_variance: float, num: int | None = None) -> Posterior:
+def describe(task: Task, vector: Tensor, prior_variance: float | None, num: int | None = None) -> Posterior:
     """Take the first `num` Gaussians of a vector, or all, for `eval.posterior`; N(0, prior_variance) is their prior."""
     layout, settings = task.model.layout, settings_of(task)
     log_variance, initial = (params[layout.log_variances][:num] for params in (vector, task.model.initial))

@@ -28,14 +28,14 @@ from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
 from bfl_bench.inference.curvature import clip_outliers, diagonal_fisher
-from bfl_bench.inference.duals import disagreement, draw, take_out
+from bfl_bench.inference.duals import PrecisionMethod, disagreement, draw, take_out
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Needs, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
-class FedEp(PointMethod):
+class FedEp(PrecisionMethod, PointMethod):
     sites: Literal["ep", "sep", "adf"]
     moments: Literal["identity", "laplace", "sample"]
     burn_in_rounds: Annotated[int, AtLeast(0)]

@@ -149,6 +149,16 @@ class FedIvon(Method):
             drawn[: len(deviation)] += deviation * torch.randn(len(deviation), generator=rng).to(drawn.device)
             yield drawn
 
+    def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:
+        precision = model["ess"] * model["example_precision"]
+        return model["params"][: len(precision)], precision.reciprocal()
+
+    def with_gaussian(self, task: Task, model: Tensors, mean: Tensor, variance: Tensor) -> Tensors:
+        params = model["params"].clone()
+        params[: len(mean)] = mean
+        precision = (variance * model["ess"]).reciprocal().to(params.dtype)
+        return {"params": params, "example_precision": precision, "ess": model["ess"]}
+
     def posterior(self, task: Task, state: Tensors) -> Posterior:
         precision, ess = state["example_precision"].double(), state["ess"].double()
         started = sum(map(self._ess, task.sizes)) * (self.h0 + self.delta)

@@ -40,13 +40,14 @@ from bfl_bench.inference.curvature import (
     mean_hessian,
     squared_gradient,
 )
+from bfl_bench.inference.duals import PrecisionMethod
 from bfl_bench.inference.laplace import LaplacePosterior, laplace
 from bfl_bench.inference.train import train
-from bfl_bench.method import Client, Layers, Method, Predictive, Replies, Task, Tensors, Update
+from bfl_bench.method import Client, Layers, Predictive, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
-class Fola(Method):
+class Fola(PrecisionMethod):
     predictives: ClassVar[tuple[Predictive, ...]] = ("mean", "draws", "linearised")
 
     aggregator: Rule | None  # None: the product of Gaussians, on precisions
@@ -125,7 +126,7 @@ class Fola(Method):
             pull = strength * (moved @ multiply(prior_precision, moved)).item()
             metrics["prior_loss"] = 0.5 * (pull + decay * last.square().sum().item())
         message = {"params": trained.vector, "precision": precision}
-        return Update(message=message, local={"params": trained.vector}, metrics=metrics)
+        return Update(message=message, local=message, metrics=metrics)
 
     def server_update(
         self, task: Task, state: Tensors, replies: Replies, rng: torch.Generator

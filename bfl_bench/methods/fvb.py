@@ -21,7 +21,6 @@ noise of every example anew; with Gaussian linear layers the predictive distribu
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -33,12 +32,12 @@ from bfl_bench.checks import Above, AtLeast, Interval
 from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.train import train
-from bfl_bench.inference.variational import Prior, choose_optimizer, describe, draw, settings_of
-from bfl_bench.method import Client, Method, Needs, Predictive, Replies, Task, Tensors, Update
+from bfl_bench.inference.variational import GaussianLayersMethod, Prior, choose_optimizer, describe, settings_of
+from bfl_bench.method import Client, Needs, Predictive, Replies, Task, Tensors, Update
 
 
 @dataclass(frozen=True)
-class Fvb(Method):
+class Fvb(GaussianLayersMethod):
     predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
     needs: ClassVar[Needs] = Needs(gaussian_layers=True)
 
@@ -96,9 +95,6 @@ class Fvb(Method):
         aggregated[layout.log_variances] = variance.log()
         params = step_towards(state["params"], aggregated, task.server.lr)
         return {"params": params, "round": state["round"] + 1}, self._diagnose(task, params)
-
-    def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
-        return draw(task, model["params"], num, rng)
 
     def posterior(self, task: Task, state: Tensors) -> Posterior:
         return describe(task, state["params"], self.prior_variance)

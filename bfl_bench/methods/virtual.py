@@ -14,8 +14,21 @@ released. Gates of the lateral connections: one per layer, or as released one pe
 client's model as trained, not damped; `own_model: damped` is the released code's. Points, such as biases, are averaged.
 Where a cavity or the server would be improper, its precision is `min_precision` and its mean the server's; these are
 counted.
+
+Without private networks and with beta = 1 this is partitioned variational inference (Ashman, Bui, Nguyen, Markou,
+Weller, Swaroop, Turner, 2022; method `pvi`) but for where the sites start. With `sites_start: prior` that is p^(1/K): s
+and all cavities start as the prior p, and the first local updates as the network's initial Gaussian. PVI's own sites
+are s_i / p^(1/K). One undamped round is BCM-same, the product of the clients' posteriors over p^(K-1); with
+`sites_start: none`, where they start as 1, and `prior_power: size` it is BCM-split, the product of posteriors with
+priors p^(n_i/n). Left out: early stopping by the training ELBO, Gaussian biases.
+
+FedGVI (Mildner, Hamelijnck, Giampouras, Damoulas, ICML 2025; method `fedgvi`) is PVI with the generalised cross-entropy
+(`loss_power`) for the log-likelihood and Renyi's divergence (`alpha`) for KL. Its released code sums the loss over the
+`train_samples` of a step instead of averaging, which is a beta of 1 / train_samples at a higher learning rate, which
+Adam does not see (method `fedgvi_released`); and it drops divergences where they are infinite.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -29,20 +42,20 @@ from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference import sites
 from bfl_bench.inference.train import train
-from bfl_bench.inference.variational import Prior, choose_optimizer, describe, draw
-from bfl_bench.method import Client, Method, Needs, Predictive, Replies, Task, Tensors, Update
+from bfl_bench.inference.variational import GaussianLayersMethod, Prior, choose_optimizer, describe, draw
+from bfl_bench.method import Client, Needs, Predictive, Replies, Task, Tensors, Update
 from bfl_bench.models.lateral import count_shared
 
 
 @dataclass(frozen=True)
-class Virtual(Method):
+class Virtual(GaussianLayersMethod):
     predictives: ClassVar[tuple[Predictive, ...]] = ("draws", "mean")
 
     private: Literal["lateral", "lateral_units", "none"]
     beta: Annotated[float, AtLeast(0)]
     prior_variance: Annotated[float, Above(0)]
     prior_power: Literal["equal", "size"]
-    damping: Annotated[float, Between(0, 1)] | None
+    damping: Annotated[float, Between(0, 1)] | Literal["share"] | None
     init_from: Literal["own", "server"]
     prune: Annotated[float, Between(0, 99.999)]
     min_precision: Annotated[float, Above(0)]
@@ -51,15 +64,20 @@ class Virtual(Method):
     natural_lr: Annotated[float, Above(0)] | None
     own_model: Literal["trained", "damped"]
     variance_rate: Annotated[float, Above(0)] | None = None
+    sites_start: Literal["network", "prior", "none"] = "network"
+    loss_power: Annotated[float, Between(0, 1)] = 0.0
+    alpha: Annotated[float, AtLeast(0)] = 1.0
+    train_samples: Annotated[int, AtLeast(1)] = 1
 
     @property
     def needs(self) -> Needs:
         return Needs(
             gaussian_layers=True,
-            own_test=True,
+            own_test=self.sites_start == "network",  # MT and S are VIRTUAL's
             lateral=self.private != "none",
             gate_per_unit=self.private == "lateral_units",
             sgd=self.natural_lr is not None,
+            classes=self.loss_power > 0,
         )
 
     def check(self, task: Task) -> None:
@@ -67,6 +85,8 @@ class Virtual(Method):
             raise ConfigError("method.variance_rate", self.variance_rate, "null with method.beta=0")
         if self.variance_rate is not None and self.natural_lr is not None:
             raise ConfigError("method.variance_rate", self.variance_rate, "null with method.natural_lr")
+        if self.alpha != 1 and self.kl != "exact":
+            raise ConfigError("method.alpha", self.alpha, f"1 with method.kl={self.kl}")
         if self._step(task) <= 0:
             allowed = f"a number above 0 with server.lr={task.server.lr:g}: as 1 - server.lr no factor moves forward"
             raise ConfigError("method.damping", self.damping, allowed)
@@ -81,12 +101,12 @@ class Virtual(Method):
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         params = task.model.initial.clone()
         sites.close_gates(task, params)
-        precision, shift = sites.natural(task, params)
+        precision, shift = self._start(task)
         return {"params": params, "precision": precision, "shift": shift}
 
     def init_client(self, task: Task, state: Tensors, client_id: int) -> Tensors:
         """Make the site s^(power) of the initial server posterior, and the initial private network."""
-        precision, shift = sites.natural(task, task.model.initial)
+        precision, shift = self._start(task)
         power = self._power(task, client_id)
         memory = {"precision": power * precision, "shift": power * shift}
         return memory | {"private": sites.read_private(task, task.model.initial)}
@@ -114,13 +134,24 @@ class Virtual(Method):
         prior_mean = torch.cat([mean, mean.new_zeros(num_private)])
         prior = Prior(prior_mean.to(start.dtype), prior_precision.log().to(start.dtype))
         scale = self.beta / len(client)
-        pull = prior.pull(task, scale) if self.kl == "exact" else sites.pull_as_released(prior, task, scale)
+        exact = self.kl == "exact"
+        pull = prior.pull(task, scale, self.alpha) if exact else sites.pull_as_released(prior, task, scale)
+        loss = functools.partial(task.generalised_loss, power=self.loss_power) if self.loss_power else None
         optimizer = choose_optimizer(task, self.variance_rate, scale)
         if self.natural_lr is not None:  # a factor's own precision is not to become negative
             floor = torch.cat([cavity.clamp(min=self.min_precision), prior_precision[num_means:]]).to(start.dtype)
             optimizer = sites.NaturalSgd(layout, self.natural_lr * share, floor)
-        after_step = sites.project_gates(task)
-        trained = train(task, start, client, rng, optimizer=optimizer, adjust=pull, after_step=after_step)
+        trained = train(
+            task,
+            start,
+            client,
+            rng,
+            optimizer=optimizer,
+            adjust=pull,
+            loss=loss,
+            after_step=sites.project_gates(task),
+            num_samples=self.train_samples,
+        )
 
         new_precision, new_shift = sites.natural(task, trained.vector)
         changes = torch.stack([new_precision - broadcast["precision"], new_shift - broadcast["shift"]])
@@ -165,11 +196,23 @@ class Virtual(Method):
         is_server = "precision" in model
         return draw(task, model["params"], num, rng, self.evaluation_variance if is_server else 1.0)
 
+    def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:
+        return super().gaussian(task, model) if self.private == "none" else None
+
     def posterior(self, task: Task, state: Tensors) -> Posterior:
         return describe(task, state["params"], self.prior_variance, num=count_shared(task.model.layout)[1])
 
+    def _start(self, task: Task) -> tuple[Tensor, Tensor]:
+        """Choose the server's posterior before the first round, which is the product of the first sites."""
+        precision, shift = sites.natural(task, task.model.initial)
+        if self.sites_start == "network":
+            return precision, shift
+        return torch.full_like(precision, 1 / self.prior_variance if self.sites_start == "prior" else 0), shift.zero_()
+
     def _damping(self, task: Task) -> float:
         """The power of a new factor against the old one."""
+        if isinstance(self.damping, str):
+            return 1 / len(task.sizes)
         return 1 - task.server.lr if self.damping is None else self.damping
 
     def _step(self, task: Task) -> float:

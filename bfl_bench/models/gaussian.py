@@ -33,6 +33,7 @@ class GaussianSettings:
     log_variance_clamp: Literal["none", "hard", "straight_through"]
     log_variance_range: Annotated[list[float], Interval()]
     sampling: Literal["outputs", "weights"] = "outputs"
+    noise: Annotated[float, AtLeast(0)] = 1.0
 
     def clamp(self, log_variance: Tensor) -> Tensor:
         """The log variance in effect. `hard` takes the gradient from what it clamps, `straight_through` does not."""
@@ -71,7 +72,7 @@ class GaussianLayer(nn.Module):
         if not self.training:
             return mean
         variance = self._apply_weights(x.square(), self._settings.clamp(self.weight_log_variance).exp(), None)
-        return mean + (variance + _TINY).sqrt() * torch.randn_like(mean)
+        return mean + _scale(self._settings, (variance + _TINY).sqrt()) * torch.randn_like(mean)
 
 
 def _function_of(layer: nn.Linear | nn.Conv2d) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -95,7 +96,7 @@ class GaussianEmbedding(nn.Module):
         if not self.training:
             return mean
         deviation = (0.5 * self._settings.clamp(F.embedding(x, self.weight_log_variance))).exp()
-        return mean + deviation * torch.randn_like(mean)
+        return mean + _scale(self._settings, deviation) * torch.randn_like(mean)
 
 
 class GaussianRecurrent(nn.Module):
@@ -132,7 +133,11 @@ def _log_variances(weight: Tensor, settings: GaussianSettings) -> nn.Parameter:
 
 
 def _sample(mean: Tensor, log_variance: Tensor, settings: GaussianSettings) -> Tensor:
-    return mean + (0.5 * settings.clamp(log_variance)).exp() * torch.randn_like(mean)
+    return mean + _scale(settings, (0.5 * settings.clamp(log_variance)).exp()) * torch.randn_like(mean)
+
+
+def _scale(settings: GaussianSettings, deviation: Tensor) -> Tensor:
+    return deviation if settings.noise == 1 else settings.noise * deviation
 
 
 _KINDS: dict[type[nn.Module], Callable[..., nn.Module]] = {

@@ -10,15 +10,25 @@ from typing import Any
 import torch
 
 from bfl_bench import records
-from bfl_bench.engines.worker import TEST, Engine, Job, Runner, Worker, check_finite, check_numbers, check_tensors
+from bfl_bench.engines.worker import (
+    TEST,
+    UNSEEN,
+    Engine,
+    Job,
+    Runner,
+    Worker,
+    check_finite,
+    check_numbers,
+    check_tensors,
+)
 from bfl_bench.errors import DivergedError, PartError
 from bfl_bench.likelihood import Bin, Prediction
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
-from bfl_bench.run import probes, shift, uncertainty
+from bfl_bench.run import probes, shift, uncertainty, unseen
 from bfl_bench.run.checkpoint import CheckpointFolder, check_kinds
 from bfl_bench.run.observers import Observer, RunInfo
-from bfl_bench.run.personal import Personal
+from bfl_bench.run.personal import Personal, personalise
 from bfl_bench.run.predicting import Predictor
 from bfl_bench.run.recorder import Measured, Notes, Recorder, Row, num_bytes, set_values, write_summary
 
@@ -33,6 +43,7 @@ class Experiment:
     cohort_size: int
     checkpoint_every: int
     partition_info: Mapping[str, Any]
+    in_turn: bool = False  # one client a round, in ascending order, again and again
     alternatives: Mapping[str, Method] = field(default_factory=dict)  # evaluated on the same replies, by name
     start: Tensors | None = None  # another run's last state, to begin with
 
@@ -41,8 +52,10 @@ class Experiment:
         return self.worker.rounds
 
     def cohort(self, round_: int) -> list[int]:
-        """Draw the clients of a round, in ascending order; clients without examples are never drawn."""
+        """Choose the clients of a round, in ascending order; clients without examples never are."""
         eligible = [client for client, size in enumerate(self.worker.task.sizes) if size > 0]
+        if self.in_turn:
+            return [eligible[(round_ - 1) % len(eligible)]]
         chosen = torch.randperm(len(eligible), generator=stream(self.seed, "cohort", round_))[: self.cohort_size]
         return sorted(eligible[i] for i in chosen.tolist())
 
@@ -197,6 +210,7 @@ class _Course:
             row["ae"] = worker.distance(self._state, worker.reference_posterior)
         for name, alternative in self._experiment.alternatives.items():
             row |= probes.evaluate_alternative(worker, name, alternative, before, replies, round_)
+        row |= personalise(worker, self._state, measured.replies, round_)
         for name in scores:
             if name != TEST:
                 row |= set_values(name, scores[name])
@@ -218,7 +232,8 @@ class _Course:
             recorder.record(records.RISK, round_, uncertainty.trace_risk(worker, predictions[TEST]))
         if any(set_.foreign for set_ in worker.sets.values()):
             recorder.record(records.ENTROPY, round_, uncertainty.count_entropies(worker, predictions))
-        return recorder.record_shift(round_, shift.measure(worker, predictor)) if worker.settings.shift else {}
+        row = unseen.measure(worker, self._state) if UNSEEN in worker.sets else {}
+        return row | (recorder.record_shift(round_, shift.measure(worker, predictor)) if worker.settings.shift else {})
 
     def _collect(
         self, runner: Runner, broadcast: Tensors, cohort: Sequence[int], round_: int, measured: Measured

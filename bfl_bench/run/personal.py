@@ -8,8 +8,10 @@ does not change between its local updates, so neither does its score.
 import math
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
+from bfl_bench.aggregators import aalv, eaa, moments, rklb, wb
 from bfl_bench.engines.worker import TEST, Reply, Worker
 from bfl_bench.likelihood import Prediction, Scores
 from bfl_bench.method import Tensors
@@ -75,6 +77,58 @@ class Personal:
     def _mean(self, values: Iterable[float]) -> float:
         weights = self._num_examples.values()
         return math.fsum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+
+
+RULES = {"wb": wb, "rklb": rklb, "eaa": eaa, "aalv": aalv, "moments": moments}
+
+
+def personalise(worker: Worker, state: Tensors, replies: Iterable[Reply], round_: int) -> Row:
+    """Score barycenters of each local posterior of the round and the new global one, for every weight of the former.
+
+    No training and no message is needed for these (Jamoussi, Serra, Stavrou, Kountouris: "Cost-Free Personalization via
+    Information-Geometric Projection in Bayesian Federated Learning", 2025, whose lambda is weight / (1 - weight)).
+    What is no Gaussian, such as a bias, is averaged. Draws are those that the local model was evaluated with.
+    """
+    row: Row = {}
+    settings, task = worker.settings, worker.task
+    local = [reply for reply in replies if reply.local]
+    for weight in settings.personalise if local else ():
+        found: dict[str, list[tuple[int, float]]] = {"la": [], "mt_acc": [], "mt_loss": []}
+        for reply in local:
+            model = _barycenter(worker, state, reply.local, weight)
+            if model is None:
+                continue
+            names, own = ("client", round_, reply.client_id), worker.sets[TEST].of(reply.client_id)
+            everywhere = worker.score_local(model, names, None).values
+            found["la"].append((task.sizes[reply.client_id], everywhere["accuracy"]))
+            if own is not None:
+                scores = worker.score_local(model, names, own).values
+                found["mt_acc"].append((len(own), scores["accuracy"]))
+                found["mt_loss"].append((len(own), scores["nll"]))
+        ending = f"@{settings.personalise_rule}({weight:g})"
+        row |= {f"{name}{ending}": _weighted_mean(values) for name, values in found.items() if values}
+        if found["mt_acc"]:
+            row[f"worst10_own{ending}"] = worst_tenth([accuracy for _, accuracy in found["mt_acc"]])
+    return row
+
+
+def _barycenter(worker: Worker, state: Tensors, local: Tensors, weight: float) -> Tensors | None:
+    """Combine a client's posterior, with this weight, and the server's; None where one of them is no Gaussian yet."""
+    method, task = worker.method, worker.task
+    pair = [method.gaussian(task, model) for model in (local, state)]
+    own, served = pair
+    if own is None or served is None:
+        return None
+    means, variances = (torch.stack([a.double(), b.double()]) for a, b in zip(own, served, strict=True))
+    weights = torch.tensor([weight, 1 - weight], dtype=torch.float64, device=means.device)
+    mean, variance = RULES[worker.settings.personalise_rule](means, variances, weights)
+    params = torch.lerp(state["params"], local["params"], weight)
+    return method.with_gaussian(task, {**local, "params": params}, mean.to(params.dtype), variance)
+
+
+def _weighted_mean(values: Iterable[tuple[int, float]]) -> float:
+    pairs = list(values)
+    return math.fsum(weight * value for weight, value in pairs) / sum(weight for weight, _ in pairs)
 
 
 def _own(worker: Worker) -> dict[int, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bfl_bench import records
-from bfl_bench.engines.worker import TEST, VALIDATION, Reply
+from bfl_bench.engines.worker import TEST, UNSEEN, VALIDATION, Reply
 from bfl_bench.errors import PartError
 from bfl_bench.likelihood import Bin, Scores
 from bfl_bench.method import Tensors
@@ -160,7 +160,7 @@ def set_values(name: str, scores: Scores) -> Row:
 
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
-        if name in _OWN or "@" in name or name.startswith(f"{VALIDATION}_"):
+        if name in _OWN or "@" in name or name.startswith((f"{VALIDATION}_", f"{UNSEEN}_")):
             raise PartError(f"the method reports a metric {name!r}, which is a column of the runner's own: rename it")
 
 

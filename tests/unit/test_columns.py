@@ -35,6 +35,12 @@ EXPECTED = {
     "validation_ece": ("down", "expected calibration error (validation)"),
     "validation_nll": ("down", "negative log-likelihood (validation)"),
     "validation_brier": ("down", "Brier score (validation)"),
+    "unseen_ga": ("up", "global accuracy (unseen clients)"),
+    "unseen_ece": ("down", "expected calibration error (unseen clients)"),
+    "unseen_nll": ("down", "negative log-likelihood (unseen clients)"),
+    "unseen_brier": ("down", "Brier score (unseen clients)"),
+    "unseen_acc": ("up", "accuracy of unseen clients"),
+    "unseen_loss": ("down", "loss of unseen clients"),
     "ece_signed": (None, "signed calibration error"),
     "ece_over": ("down", "overconfidence"),
     "ece_under": ("down", "underconfidence"),
@@ -158,6 +164,15 @@ def test_a_column_of_another_way_to_predict() -> None:
     assert columns.label("auroc_entropy@fashion_mnist@draws") == "AUROC by entropy, fashion_mnist@draws"
 
 
+def test_columns_of_barycenters_and_of_unseen_clients() -> None:
+    assert columns.label("mt_acc@wb(0.5)") == "MT accuracy, wb(0.5)"
+    assert columns.describe("mt_loss@rklb(0.2)").endswith(
+        "of barycenters (rklb) of local posteriors, with weight 0.2, and the global one; in nats"
+    )
+    assert columns.heading("unseen_acc@10") == "accuracy of unseen clients, 10 steps ↑"
+    assert columns.describe("unseen_loss@1").endswith("after 1 local steps from the final model; in nats")
+
+
 def test_a_name_nobody_registered_is_itself_and_has_no_direction() -> None:
     for name in ("turns", "turns@eaa", "gap", "accuracy_of_mine"):
         assert columns.find(name) is None
@@ -222,13 +237,15 @@ def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
     run_in(tmp_path / "own", *two, "method=virtual", "server.lr=0.3", *own)
     run_in(tmp_path / "ways", *two, "method=fola", "eval.also_predict=[linearised]", *own[1:])
     run_in(tmp_path / "shift", "method=fedavg", "rounds=1", "local.epochs=1", "eval.shift=[blur]")
-    run_in(tmp_path / "rules", *two, "method=fvb", "eval.also_aggregate=[wb]")
+    run_in(tmp_path / "rules", *two, "method=fvb", "eval.also_aggregate=[wb]", "eval.personalise=[0.5]")
+    run_in(tmp_path / "unseen", *two, "method=fedavg", "partition.unseen=0.5")
     run_in(tmp_path / "solvers", *two, "method=fedlpa", "method.also_solve=[ea]")
     run_in(tmp_path / "posterior", *two, "method=fola", "eval.weight_rounds=[1]")
     records.start(tmp_path / "posterior", resolve(*two, "method=fola"), force=False)
     run_in(tmp_path / "known", *two, "method=fola", f"reference_posterior={tmp_path / 'posterior'}")
     names = set(itertools.chain(*(header(path) for path in tmp_path.glob("*/metrics.csv"))))
     assert {"worst10_mt_ece", "temperature@linearised", "precision_ratio@linearised", "shift_nll"} <= names
+    assert {"la@wb(0.5)", "unseen_ga", "unseen_acc@10", "unseen_loss@0"} <= names
     assert {"mt_acc", "worst10_own", "brier@wb", "std_norm@wb", "residual@ea", "ae", "lf", "repaired"} <= names
     assert [name for name in sorted(names) if columns.find(name) is None] == []
     for file in (records.RELIABILITY, records.RISK):

@@ -249,6 +249,13 @@ OTHERWISE = {
     "eval.local_share": 0.2,
     "partition.seed": 1,
     "partition.unknown_classes": [3],
+    "model.noise": 0.5,
+    "cohort": "sequential",
+    "partition.unseen": 0.2,
+    "eval.unseen_steps": [5],
+    "eval.personalise": [0.5],
+    "eval.personalise_rule": "rklb",
+    "dataset.label_noise": {"rate": 0.1, "kind": "uniform"},
 }
 
 
