@@ -79,7 +79,7 @@ RUNS = ("start_from", "reference_posterior")
 PARTS = ("dataset", "partition", "method", "aggregator")
 
 STAND_IN_PREFIX = f"{records.STAND_IN}-"
-WITHOUT_FILES = frozenset({"Digits", "Synthetic"})
+WITHOUT_FILES = frozenset({"Digits", "Synthetic", "Embedded"})
 """Classes of datasets that read no files, so that nothing stands in for their data."""
 
 

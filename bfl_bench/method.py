@@ -18,7 +18,7 @@ from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.dataset import Augment, Split, bring
 from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
-from bfl_bench.likelihood import Categorical, Likelihood, Prediction, average
+from bfl_bench.likelihood import AnyPrediction, Categorical, Likelihood, average
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings
 
@@ -160,7 +160,7 @@ class Laplace(Protocol):
         """Yield parameter vectors (P,)."""
         ...
 
-    def linearise(self, x: Tensor, prior_precisions: Sequence[float], batch_size: int) -> list[Prediction]:
+    def linearise(self, x: Tensor, prior_precisions: Sequence[float], batch_size: int) -> list[AnyPrediction]:
         """Predict with a network that is linear in its parameters, once for each d."""
         ...
 
@@ -222,7 +222,7 @@ class Method(ABC):
 
     def predict(
         self, task: Task, model: Tensors, x: Tensor, num: int, batch_size: int, rng: torch.Generator
-    ) -> Prediction:
+    ) -> AnyPrediction:
         """Predict the labels of x (n, ...) with at most `num` draws from the posterior."""
         return average(task.model, self.draws(task, model, num, rng), x, batch_size, task.likelihood.mixture())
 

@@ -40,6 +40,45 @@ _VALIDATED = {
     "nll": "negative log-likelihood",
     "brier": "Brier score",
 }
+_NUMBERS = "runs whose labels are numbers"
+_NUMERIC: tuple[tuple[str, str, str, Direction | None, str], ...] = (
+    (
+        "rmse",
+        "root mean squared error",
+        "root of the mean squared distance of label and mean prediction",
+        "down",
+        "label",
+    ),
+    ("crps", "CRPS", "mean continuous ranked probability score, E|X - y| - E|X - X'| / 2", "down", "label"),
+    (
+        "quantile_error",
+        "calibration error of quantiles",
+        "absolute difference of p and the share of labels below their predicted quantile of p, averaged over p = 5 %, "
+        "10 %, ..., 95 %",
+        "down",
+        "share",
+    ),
+    *(
+        (
+            f"covered{level}",
+            f"coverage of {level} % intervals",
+            f"share of labels in their central {level} % interval, at best {level / 100:g}",
+            None,
+            "share",
+        )
+        for level in (50, 90, 95)
+    ),
+    *(
+        (
+            f"width{level}",
+            f"width of {level} % intervals",
+            f"mean width of the central {level} % intervals",
+            "down",
+            "label",
+        )
+        for level in (50, 90, 95)
+    ),
+)
 _UNCERTAINTY = "runs with eval.uncertainty"
 _POSTERIOR = "runs with eval.posterior whose state is a Gaussian"
 _MOVED = "runs with eval.posterior whose state is a Gaussian from the start"
@@ -215,6 +254,37 @@ TABLES: Mapping[str, Sequence[Column]] = {
             of=_VALIDATION,
         )
         for name, label in _VALIDATED.items()
+    ),
+    "metrics.csv, numbers": (
+        *(
+            Column(name=name, label=label, definition=definition, direction=direction, unit=unit, of=_NUMBERS)
+            for name, label, definition, direction, unit in _NUMERIC
+        ),
+        *(
+            Column(
+                name=f"validation_{name}",
+                label=f"{label} (validation)",
+                definition=f"what {name} is, on the validation examples of all clients together",
+                direction=direction,
+                unit=unit,
+                of=f"{_NUMBERS}, with validation examples",
+            )
+            for name, label, _, direction, unit in _NUMERIC
+        ),
+        *(
+            Column(
+                name=f"{model}_rmse",
+                label=f"{model.upper()} RMSE",
+                definition=definition,
+                direction="down",
+                unit="label",
+                of=f"{_NUMBERS}, whose clients have test examples of their own",
+            )
+            for model, definition in (
+                ("s", "RMSE of the global model on all clients' test examples, the same number as rmse"),
+                ("mt", "RMSE of each client's own model on its own test examples, averaged like the MT loss"),
+            )
+        ),
     ),
     "metrics.csv, uncertainty": (
         Column(

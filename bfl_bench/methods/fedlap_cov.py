@@ -12,7 +12,7 @@ Deviations: clients take `local.epochs` instead of solving their problem.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,13 +20,11 @@ from torch import Tensor
 from bfl_bench.inference.curvature import Fisher, check_expected_gradient, diagonal_fisher
 from bfl_bench.inference.duals import Cavity, DualMethod
 from bfl_bench.inference.train import Trained, train
-from bfl_bench.method import Client, Needs, Task, Tensors
+from bfl_bench.method import Client, Task, Tensors
 
 
 @dataclass(frozen=True)
 class FedLapCov(DualMethod):
-    needs: ClassVar[Needs] = Needs(classes=True)
-
     fisher: Fisher
     draws_from: Literal["mean", "posterior"]
 

@@ -200,14 +200,15 @@ class _Course:
         for name in scores:
             if name != TEST:
                 row |= set_values(name, scores[name])
-        row |= uncertainty.describe(worker, predictions) | predictor.columns
+        classes = {name: one for name, one in predictions.items() if isinstance(one, Prediction)}
+        row |= uncertainty.describe(worker, classes) | predictor.columns
         temperature, calibrated = row.get("temperature"), list[Bin]()
         if temperature is not None:
-            calibrated = uncertainty.calibrate_bins(worker, predictions[TEST], temperature)
+            calibrated = uncertainty.calibrate_bins(worker, classes[TEST], temperature)
         for kind in worker.settings.also_predict:
             row |= probes.evaluate_predictive(worker, kind, self._state, round_)
         if round_ == worker.rounds:
-            row |= self._record_last(round_, predictor, predictions)
+            row |= self._record_last(round_, predictor, classes)
         self._recorder.record_metrics(row, scores[TEST].bins, calibrated)
         return row
 

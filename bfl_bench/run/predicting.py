@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from bfl_bench.engines.worker import VALIDATION, Worker
-from bfl_bench.likelihood import Prediction, Scores
+from bfl_bench.likelihood import AnyPrediction, Scores
 from bfl_bench.method import Laplace, Method, Predictive, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run.recorder import Row
@@ -27,7 +27,7 @@ class Predictor:
     """A global model that can be asked for predictions, and the columns that say how it makes them."""
 
     worker: Worker
-    predict: Callable[[Tensor], Prediction]  # of inputs (n, ...); all sets are predicted with the same draws
+    predict: Callable[[Tensor], AnyPrediction]  # of inputs (n, ...); all sets are predicted with the same draws
     columns: Row = field(default_factory=dict)
 
     @classmethod
@@ -44,7 +44,7 @@ class Predictor:
         kind = kind or settings.predictive
         own = method.predictives[0]
 
-        def predict_own(x: Tensor) -> Prediction:
+        def predict_own(x: Tensor) -> AnyPrediction:
             rng = stream(worker.seed, "evaluate", round_)
             return method.predict(worker.task, state, x, settings.draws, settings.batch_size, rng)
 
@@ -76,7 +76,7 @@ class _Way:
     round: int
     linearised: bool
 
-    def predict(self, x: Tensor, priors: list[float]) -> list[Prediction]:
+    def predict(self, x: Tensor, priors: list[float]) -> list[AnyPrediction]:
         """Predict once for each precision of the prior."""
         settings = self.worker.settings
         if self.linearised:

@@ -7,6 +7,7 @@ from pathlib import Path
 from bfl_bench import records
 from bfl_bench.engines.worker import TEST, VALIDATION, Worker
 from bfl_bench.evaluation.posterior import describe_posterior
+from bfl_bench.likelihood import Prediction
 from bfl_bench.method import Method, Predictive, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run import uncertainty
@@ -34,7 +35,8 @@ def evaluate_predictive(worker: Worker, kind: Predictive, state: Tensors, round_
     row: Row = {**global_values(worker.score(predictions[TEST], worker.sets[TEST].split.y))}
     if VALIDATION in predictions:
         row |= set_values(VALIDATION, worker.score(predictions[VALIDATION], worker.sets[VALIDATION].split.y))
-    return suffix(row | uncertainty.describe(worker, predictions) | predictor.columns, kind)
+    classes = {name: one for name, one in predictions.items() if isinstance(one, Prediction)}
+    return suffix(row | uncertainty.describe(worker, classes) | predictor.columns, kind)
 
 
 def suffix(row: Row, name: str) -> Row:
@@ -61,7 +63,9 @@ def sweep_weights(worker: Worker, state: Tensors, replies: Replies, round_: int)
         task = replace(worker.task, sizes=(step, last - step))
         aggregated, _ = worker.method.server_update(task, state, replies, stream(worker.seed, "server", round_))
         values = global_values(Predictor.of(worker, worker.method, aggregated, round_).score(TEST))
-        rows.append({"round": round_, "weight": step / last, **{name: values[name] for name in ("ga", "nll", "ece")}})
+        rows.append(
+            {"round": round_, "weight": step / last, **{name: values.get(name) for name in ("ga", "nll", "ece")}}
+        )
     return rows
 
 

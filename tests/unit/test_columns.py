@@ -35,6 +35,26 @@ EXPECTED = {
     "validation_ece": ("down", "expected calibration error (validation)"),
     "validation_nll": ("down", "negative log-likelihood (validation)"),
     "validation_brier": ("down", "Brier score (validation)"),
+    "rmse": ("down", "root mean squared error"),
+    "crps": ("down", "CRPS"),
+    "quantile_error": ("down", "calibration error of quantiles"),
+    "covered50": (None, "coverage of 50 % intervals"),
+    "covered90": (None, "coverage of 90 % intervals"),
+    "covered95": (None, "coverage of 95 % intervals"),
+    "width50": ("down", "width of 50 % intervals"),
+    "width90": ("down", "width of 90 % intervals"),
+    "width95": ("down", "width of 95 % intervals"),
+    "validation_rmse": ("down", "root mean squared error (validation)"),
+    "validation_crps": ("down", "CRPS (validation)"),
+    "validation_quantile_error": ("down", "calibration error of quantiles (validation)"),
+    "validation_covered50": (None, "coverage of 50 % intervals (validation)"),
+    "validation_covered90": (None, "coverage of 90 % intervals (validation)"),
+    "validation_covered95": (None, "coverage of 95 % intervals (validation)"),
+    "validation_width50": ("down", "width of 50 % intervals (validation)"),
+    "validation_width90": ("down", "width of 90 % intervals (validation)"),
+    "validation_width95": ("down", "width of 95 % intervals (validation)"),
+    "s_rmse": ("down", "S RMSE"),
+    "mt_rmse": ("down", "MT RMSE"),
     "ece_signed": (None, "signed calibration error"),
     "ece_over": ("down", "overconfidence"),
     "ece_under": ("down", "underconfidence"),
@@ -220,6 +240,8 @@ def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
     run_in(tmp_path / "own", *two, "method=virtual", "server.lr=0.3", *own)
     run_in(tmp_path / "ways", *two, "method=fola", "eval.also_predict=[linearised]", *own[1:])
     run_in(tmp_path / "shift", "method=fedavg", "rounds=1", "local.epochs=1", "eval.shift=[blur]")
+    numbers = ["dataset=diabetes", "local.lr=0.02", "num_clients=3", "rounds=1"]
+    run_in(tmp_path / "numbers", *numbers, "method=virtual", "partition.validation=0.2")
     run_in(tmp_path / "rules", *two, "method=fvb", "eval.also_aggregate=[wb]")
     run_in(tmp_path / "solvers", *two, "method=fedlpa", "method.also_solve=[ea]")
     run_in(tmp_path / "posterior", *two, "method=fola", "eval.weight_rounds=[1]")
@@ -227,6 +249,7 @@ def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
     run_in(tmp_path / "known", *two, "method=fola", f"reference_posterior={tmp_path / 'posterior'}")
     names = set(itertools.chain(*(header(path) for path in tmp_path.glob("*/metrics.csv"))))
     assert {"worst10_mt_ece", "temperature@linearised", "precision_ratio@linearised", "shift_nll"} <= names
+    assert {"rmse", "mt_rmse", "validation_covered90"} <= names
     assert {"mt_acc", "worst10_own", "brier@wb", "std_norm@wb", "residual@ea", "ae", "lf", "repaired"} <= names
     assert [name for name in sorted(names) if columns.find(name) is None] == []
     for file in (records.RELIABILITY, records.RISK):
