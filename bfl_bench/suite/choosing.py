@@ -31,7 +31,7 @@ class Trial:
     point: int
     values: Mapping[str, Any]
     nll: float  # of the validation examples; infinite where the run diverged
-    ga: float
+    ga: float  # 0 where labels are numbers
     run: str  # the name of its folder
 
 
@@ -41,7 +41,10 @@ def read_trial(folder: Path, setting: str, method: str, point: int, values: Mapp
     if summary is None or summary["status"] not in ("done", "diverged"):
         return None
     scored = summary.get("best_by", {})
-    if scored.get("set") != "validation" or scored.get("column") != "ga":  # else of the test set, or of both
+    if scored.get("set") != "validation" or scored.get("column") not in (
+        "ga",
+        "nll",
+    ):  # else of the test set, or of both
         raise RunError(f"{folder} is not a run of a search: its scores are not of validation examples alone")
     final = summary["final"] if summary["status"] == "done" else None
     return Trial(
@@ -50,7 +53,7 @@ def read_trial(folder: Path, setting: str, method: str, point: int, values: Mapp
         point=point,
         values=values,
         nll=final["nll"] if final else math.inf,
-        ga=final["ga"] if final else 0.0,
+        ga=(final.get("ga") or 0.0) if final else 0.0,
         run=folder.name,
     )
 
