@@ -41,6 +41,7 @@ ADDED: dict[str, Any] = {
     "eval.also_predict": [],
     "eval.prior_precision": "auto",
     "eval.laplace_layers": "all",
+    "eval.truth": None,
     "eval.shift": [],
     "eval.severities": [1, 2, 3, 4, 5],
     "eval.local_share": 1.0,

@@ -18,6 +18,7 @@ from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.dataset import Augment, Split, bring
 from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
+from bfl_bench.evaluation.truth import Moments
 from bfl_bench.likelihood import AnyPrediction, Categorical, Likelihood, average
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings
@@ -168,6 +169,10 @@ class Laplace(Protocol):
         """Compute the log marginal likelihood of the data, but for what does not depend on d."""
         ...
 
+    def moments(self, prior_precision: float) -> Moments:
+        """Return mean and covariance of all trainable parameters."""
+        ...
+
     def compare_with_fisher(self, x: Tensor, y: Tensor) -> float:
         """Divide the trace of the data's precision by that of the Fisher information of these examples at the mean."""
         ...
@@ -229,6 +234,11 @@ class Method(ABC):
     def posterior(self, task: Task, state: Tensors) -> Posterior | None:
         """Describe the Gaussian that the server's state is, for `eval.posterior`; None: it is none, or not yet."""
         return None
+
+    def weight_moments(self, task: Task, state: Tensors) -> Moments | None:
+        """Return the moments of the parameters that `draws` draws, for `eval.truth`; None: estimate them by draws."""
+        posterior = self.posterior(task, state)
+        return None if posterior is None else Moments(posterior.mean, posterior.log_variance.exp())
 
     @property
     def predictives(self) -> tuple[Predictive, ...]:

@@ -21,6 +21,8 @@ from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import TEST, VALIDATION, EvaluationSet, Worker
 from bfl_bench.errors import ConfigError, PartError, RunError, UnsuitableError
+from bfl_bench.evaluation.gaussian_noise import GaussianNoise
+from bfl_bench.evaluation.truth import Truth, digest_data, list_truths, read_truth
 from bfl_bench.identity import RUNS, fill_in, read_config
 from bfl_bench.inference.laplace import check_laplace
 from bfl_bench.likelihood import Categorical
@@ -64,6 +66,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         seed=settings.seed,
         rounds=settings.rounds,
         reference_posterior=reference,
+        truth=_find_truth(plan, dataset, task),
         pixels=_find_images(plan, dataset),
     ).to(plan.device)
     experiment = Experiment(
@@ -332,6 +335,28 @@ def _read_earlier_run(key: str, plan: Plan) -> Tensors | None:
         return None if folder is None else read_state(Path(folder).expanduser(), plan.device)
     except RunError as error:
         raise ConfigError(key, folder, f"the folder of a finished run, with its checkpoint ({error})") from None
+
+
+def _find_truth(plan: Plan, dataset: Dataset, task: Task) -> Truth | None:
+    """Read the true posterior of eval.truth; the problem has to be the one that it is of."""
+    name = plan.eval.truth
+    if name is None:
+        return None
+    if name not in list_truths():
+        raise ConfigError("eval.truth", name, f"null, {', '.join(list_truths())}")
+    truth = read_truth(name)
+    shapes = [list(entry.shape) for entry in task.model.layout.entries if entry.stop <= task.model.layout.means.stop]
+    noise = dataset.likelihood.variance if isinstance(dataset.likelihood, GaussianNoise) else None
+    same = {
+        "noise": noise == truth.about["noise"],
+        "network": shapes == truth.about["shapes"],
+        "examples": plan.validation == plan.server_samples == 0
+        and plan.eval.scored == TEST
+        and digest_data(dataset.train.x, dataset.train.y, dataset.test.x, dataset.test.y) == truth.about["data"],
+    }
+    if other := [what for what, is_same in same.items() if not is_same]:
+        raise ConfigError("eval.truth", name, f"null, or the {other[0]} of experiment=truth_{name}, all of them")
+    return truth
 
 
 def _describe_data(dataset: Dataset, device: torch.device) -> DataInfo:

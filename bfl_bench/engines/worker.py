@@ -15,6 +15,7 @@ from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.corruptions import Pixels
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError, PartError
+from bfl_bench.evaluation.truth import Truth
 from bfl_bench.likelihood import AnyPrediction, Scores, average
 from bfl_bench.method import Client, Layers, Method, Predictive, Task, Tensors, Update
 from bfl_bench.rng import stream
@@ -41,6 +42,7 @@ class EvalSettings:
     nll_epsilon: Annotated[float, AtLeast(0)]
     uncertainty: bool
     posterior: bool
+    truth: str | None
     ood: dict[str, Any]  # names of datasets, and their configs
     shift: list[str]
     severities: list[Annotated[int, Between(1, 5)]]
@@ -99,6 +101,7 @@ class Worker:
     seed: int
     rounds: int
     reference_posterior: Gaussian | None = field(default=None)  # taken as the true one
+    truth: Truth | None = field(default=None)  # the posterior of all data, of eval.truth
     pixels: Pixels | None = field(default=None)  # how test images became network inputs, where these are corrupted
 
     def run(self, broadcast: Tensors, job: Job) -> Reply:

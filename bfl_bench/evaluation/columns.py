@@ -80,6 +80,7 @@ _NUMERIC: tuple[tuple[str, str, str, Direction | None, str], ...] = (
     ),
 )
 _UNCERTAINTY = "runs with eval.uncertainty"
+_TRUTH = "runs with eval.truth whose parameters can be told apart"
 _POSTERIOR = "runs with eval.posterior whose state is a Gaussian"
 _MOVED = "runs with eval.posterior whose state is a Gaussian from the start"
 _CALIBRATED = "runs with eval.uncertainty and validation examples"
@@ -504,6 +505,74 @@ TABLES: Mapping[str, Sequence[Column]] = {
             direction=None,
             unit="nats",
             of=f"{_POSTERIOR}, with a prior",
+        ),
+    ),
+    "metrics.csv, truth": (
+        Column(
+            name="truth_kl",
+            label="KL to the true posterior",
+            definition="KL divergence of the Gaussian with the global posterior's moments from that with the true "
+            "posterior's; empty where it is infinite, as of a point",
+            direction="down",
+            unit="nats",
+            of=_TRUTH,
+        ),
+        Column(
+            name="truth_w2",
+            label="Wasserstein distance to the true posterior",
+            definition="2-Wasserstein distance of these two Gaussians",
+            direction="down",
+            of=_TRUTH,
+        ),
+        Column(
+            name="truth_mean",
+            label="error of the posterior mean",
+            definition="distance of the means in true posterior standard deviations, root mean square over parameters",
+            direction="down",
+            of=_TRUTH,
+        ),
+        Column(
+            name="truth_spread",
+            label="log ratio of spreads",
+            definition="log of the global posterior's standard deviation over the true one, mean over parameters; "
+            "below 0: too narrow; empty for a point",
+            direction=None,
+            of=_TRUTH,
+        ),
+        Column(
+            name="truth_tv",
+            label="total variation of predictions",
+            definition="total variation between the predictive distribution and that of the true posterior, mean over "
+            "the test set",
+            direction="down",
+            unit="share",
+            of="runs with eval.truth",
+        ),
+        Column(
+            name="truth_agreement",
+            label="agreement with the true posterior",
+            definition="share of the test set for which both predict the same class",
+            direction="up",
+            unit="share",
+            of="runs with eval.truth whose labels are classes",
+        ),
+        Column(
+            name="truth_calibration",
+            label="calibration against the truth",
+            definition="calibration error if the true predictive distribution drew the labels: of confidences in 15 "
+            "bins, or of quantiles where labels are numbers",
+            direction="down",
+            unit="share",
+            of="runs with eval.truth",
+        ),
+        Column(
+            name="truth_std",
+            label="error of predictive spread",
+            definition="root mean squared difference of the predictive standard deviation and that of the true "
+            "posterior",
+            direction="down",
+            unit="label",
+            of="runs with eval.truth whose labels are numbers",
         ),
     ),
     "metrics.csv, shift": tuple(

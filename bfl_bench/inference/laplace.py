@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bfl_bench.errors import UnsuitableError
+from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.curvature import mean_squared_gradient
 from bfl_bench.inference.kronecker import Layer, find_layers, inputs_and_jacobians
 from bfl_bench.likelihood import AnyPrediction
@@ -140,6 +141,16 @@ class LaplacePosterior:
             for found, variances in zip(parts, zip(*by_block, strict=True), strict=True):
                 found.append(torch.stack(variances).sum(0))
         return [self.task.likelihood.linearise(torch.cat(means), torch.cat(found)) for found in parts]
+
+    def moments(self, prior_precision: float) -> Moments:
+        mean = self.params[: self.task.model.layout.num_trainable].double()
+        covariance = mean.new_zeros(len(mean), len(mean))
+        for block in self.blocks:
+            units = torch.eye(len(block.positions), device=mean.device).to(block.eigenvalues)
+            rotated = torch.stack([block.rotate(unit.view_as(block.eigenvalues)) for unit in units], dim=1).double()
+            variances = 1 / (block.eigenvalues.flatten().double() + prior_precision)
+            covariance[block.positions[:, None], block.positions] = rotated * variances @ rotated.T
+        return Moments(mean, covariance)
 
     def log_evidence(self, prior_precision: float) -> float:
         total = 0.0

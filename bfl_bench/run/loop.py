@@ -187,6 +187,7 @@ class _Course:
         check_finite({"test NLL": scores[TEST].values["nll"]}, f"round {round_}, server")
         row = self._recorder.metrics_row(round_, scores, measured)
         row |= probes.describe_state(worker, worker.method, self._state)
+        row |= probes.compare_with_truth(worker, predictor, predictions[TEST])
         if self._personal is not None:
             row |= self._personal.row(scores[TEST])
             if worker.settings.uncertainty:
