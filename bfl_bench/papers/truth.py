@@ -43,8 +43,9 @@ def make_table(page: Page) -> None:
             ]
             if any(value is not None for cell in cells for value in cell):
                 lines.append([method, *(" / ".join(map(_write, cell)) for cell in cells)])
-        text += f"## {columns.heading(column)}\n\n{columns.describe(column)}\n\n"
-        text += report.markdown(["method", *problems], lines) + "\n"
+        if lines:
+            text += f"## {columns.heading(column)}\n\n{columns.describe(column)}\n\n"
+            text += report.markdown(["method", *problems], lines) + "\n"
     rows: list[dict[str, object]] = [
         {"method": cell.label, "problem": cell.names["problem"], "alpha": cell.names["partition.alpha"]}
         | {"seed": cell.seed, **{column: run.final.get(column) for column in DISTANCES}}

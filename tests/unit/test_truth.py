@@ -1,6 +1,7 @@
 """Distances to true posteriors against closed forms; stored posteriors; a method that is exact is at distance zero."""
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -26,10 +27,11 @@ from bfl_bench.evaluation.truth import (
     read_truth,
 )
 from bfl_bench.likelihood import NumericPrediction
+from bfl_bench.reading import read_arrays
 from bfl_bench.rng import stream
 from bfl_bench.run.checkpoint import read_state
 from bfl_bench.run.predicting import Predictor
-from tests.composing import experiment, run_in
+from tests.composing import call_script, experiment, run_in
 from tests.federation import generator
 
 PROBLEMS = ["breast_cancer", "cultivars", "diabetes", "linear", "pooled_digits", "sine"]
@@ -171,6 +173,18 @@ def test_the_exact_posterior_of_diabetes_is_that_of_least_squares_with_a_ridge()
     found = read_truth("diabetes").moments
     np.testing.assert_allclose(found.mean, np.linalg.lstsq(rows, right, rcond=None)[0], atol=1e-6)
     np.testing.assert_allclose(found.matrix.numpy() @ rows.T @ rows, np.eye(11), atol=1e-8)
+
+
+def test_the_command_makes_an_exact_posterior_again(tmp_path: Path) -> None:
+    result = call_script("truth", "linear", "--to", str(tmp_path), cwd=Path.cwd())
+    assert result.returncode == 0, result.stderr
+    made, stored = (read_arrays(folder / "linear.npz") for folder in (tmp_path, truth.POSTERIORS))
+    assert made.keys() == stored.keys()
+    assert json.loads(str(made["about"])) == json.loads(str(stored["about"]))
+    for name in ("mean", "covariance", "means", "variances"):
+        np.testing.assert_allclose(made[name], stored[name], rtol=1e-6, atol=1e-9)
+    digest = hashlib.sha256((tmp_path / "linear.npz").read_bytes()).hexdigest()
+    assert json.loads((tmp_path / truth.DIGESTS).read_text()) == {"linear": digest}
 
 
 def test_a_damaged_posterior_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
