@@ -105,6 +105,7 @@ def make_experiment(
             nll_epsilon=0.0,
             uncertainty=False,
             posterior=False,
+            truth=None,
             ood={},
             shift=[],
             severities=[],

@@ -41,6 +41,7 @@ ADDED: dict[str, Any] = {
     "eval.also_predict": [],
     "eval.prior_precision": "auto",
     "eval.laplace_layers": "all",
+    "eval.truth": None,
     "eval.shift": [],
     "eval.severities": [1, 2, 3, 4, 5],
     "eval.local_share": 1.0,
@@ -91,7 +92,7 @@ RUNS = ("start_from", "reference_posterior")
 PARTS = ("dataset", "partition", "method", "aggregator")
 
 STAND_IN_PREFIX = f"{records.STAND_IN}-"
-WITHOUT_FILES = frozenset({"Digits", "Synthetic"})
+WITHOUT_FILES = frozenset({"Digits", "Synthetic", "Embedded"})
 """Classes of datasets that read no files, so that nothing stands in for their data."""
 
 

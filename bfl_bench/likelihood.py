@@ -41,6 +41,20 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class NumericPrediction:
+    """Predictive distributions of numbers: a mixture of S Gaussians for each of n examples, all members alike."""
+
+    means: Tensor  # (S, n)
+    variances: Tensor  # (S, n)
+
+    def __getitem__(self, examples: Tensor) -> "NumericPrediction":
+        return NumericPrediction(self.means[:, examples], self.variances[:, examples])
+
+
+AnyPrediction = Prediction | NumericPrediction
+
+
+@dataclass(frozen=True)
 class Scores:
     """How good a prediction is: numbers by the names that the registry of columns has, and the reliability diagram."""
 
@@ -55,11 +69,11 @@ class Mixture(Protocol):
         """Add what one parameter vector makes of all examples, (n, ...)."""
         ...
 
-    def result(self) -> Prediction: ...
+    def result(self) -> AnyPrediction: ...
 
 
 @torch.inference_mode()
-def average(model: FlatModel, draws: Iterable[Tensor], x: Tensor, batch_size: int, mixture: Mixture) -> Prediction:
+def average(model: FlatModel, draws: Iterable[Tensor], x: Tensor, batch_size: int, mixture: Mixture) -> AnyPrediction:
     """Mix the predictions of parameter vectors (P,), all alike. The model is left in the last of them.
 
     What the layers before the first Gaussian one put out is computed once, as long as their parameters are the same.
@@ -94,7 +108,18 @@ class Likelihood(Protocol):
         """Begin a prediction without members."""
         ...
 
-    def score(self, prediction: Prediction, labels: Tensor, ece_bins: int, nll_epsilon: float) -> Scores: ...
+    def score(self, prediction: AnyPrediction, labels: Tensor, ece_bins: int, nll_epsilon: float) -> Scores: ...
+
+    def linearise(self, outputs: Tensor, variances: Tensor) -> AnyPrediction:
+        """Predict where the outputs (n, C) are Gaussian around these values, with these variances (n, C)."""
+        ...
+
+    def expected_labels(self, outputs: Tensor) -> tuple[Tensor, float]:
+        """Make labels whose squared gradients, averaged and multiplied by the number, are those of predicted labels.
+
+        Each example has k labels in a row, (n k, ...).
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -132,8 +157,9 @@ class Categorical:
     def mixture(self) -> "CategoricalMixture":
         return CategoricalMixture(self.num_classes)
 
-    def score(self, prediction: Prediction, labels: Tensor, ece_bins: int, nll_epsilon: float = 0.0) -> Scores:
+    def score(self, prediction: AnyPrediction, labels: Tensor, ece_bins: int, nll_epsilon: float = 0.0) -> Scores:
         """Score predictions (n, C) for labels (n,), or (n, C, positions) for (n, positions): each position counts."""
+        assert isinstance(prediction, Prediction)
         log_probabilities, labels = flatten_positions(prediction.log_probabilities, labels)
         bins = calibration_bins(log_probabilities, labels, ece_bins)
         values = {
@@ -143,6 +169,15 @@ class Categorical:
             "brier": brier_score(log_probabilities, labels),
         }
         return Scores(values, tuple(bins))
+
+    def linearise(self, outputs: Tensor, variances: Tensor) -> Prediction:
+        """Take MacKay's approximation, softmax(f / sqrt(1 + pi/8 variance)), with each class's variance alone."""
+        return Prediction((outputs / (1 + math.pi / 8 * variances).sqrt()).log_softmax(1), None)
+
+    def expected_labels(self, outputs: Tensor) -> tuple[Tensor, float]:
+        """Make one label for each class: with the root of its probability, the squared gradient is that for the class
+        times its probability."""
+        return outputs.softmax(1).sqrt().diag_embed().flatten(0, 1), outputs.shape[1]
 
 
 class CategoricalMixture:

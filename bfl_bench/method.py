@@ -18,7 +18,8 @@ from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.dataset import Augment, Split, bring
 from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
-from bfl_bench.likelihood import Categorical, Likelihood, Prediction, average
+from bfl_bench.evaluation.truth import Moments
+from bfl_bench.likelihood import AnyPrediction, Categorical, Likelihood, average
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import GaussianSettings
 
@@ -166,12 +167,16 @@ class Laplace(Protocol):
         """Yield parameter vectors (P,)."""
         ...
 
-    def linearise(self, x: Tensor, prior_precisions: Sequence[float], batch_size: int) -> list[Prediction]:
+    def linearise(self, x: Tensor, prior_precisions: Sequence[float], batch_size: int) -> list[AnyPrediction]:
         """Predict with a network that is linear in its parameters, once for each d."""
         ...
 
     def log_evidence(self, prior_precision: float) -> float:
         """Compute the log marginal likelihood of the data, but for what does not depend on d."""
+        ...
+
+    def moments(self, prior_precision: float) -> Moments:
+        """Return mean and covariance of all trainable parameters."""
         ...
 
     def compare_with_fisher(self, x: Tensor, y: Tensor) -> float:
@@ -228,7 +233,7 @@ class Method(ABC):
 
     def predict(
         self, task: Task, model: Tensors, x: Tensor, num: int, batch_size: int, rng: torch.Generator
-    ) -> Prediction:
+    ) -> AnyPrediction:
         """Predict the labels of x (n, ...) with at most `num` draws from the posterior."""
         return average(task.model, self.draws(task, model, num, rng), x, batch_size, task.likelihood.mixture())
 
@@ -246,6 +251,11 @@ class Method(ABC):
     def with_gaussian(self, task: Task, model: Tensors, mean: Tensor, variance: Tensor) -> Tensors:
         """Return the model with these Gaussians in the place of those that `gaussian` gives."""
         raise NotImplementedError
+
+    def weight_moments(self, task: Task, state: Tensors) -> Moments | None:
+        """Return the moments of the parameters that `draws` draws, for `eval.truth`; None: estimate them by draws."""
+        posterior = self.posterior(task, state)
+        return None if posterior is None else Moments(posterior.mean, posterior.log_variance.exp())
 
     @property
     def predictives(self) -> tuple[Predictive, ...]:

@@ -53,6 +53,7 @@ def make_eval(**changes: Any) -> EvalSettings:
         "nll_epsilon": 0.0,
         "uncertainty": False,
         "posterior": False,
+        "truth": None,
         "ood": {},
         "shift": [],
         "severities": [1, 2, 3, 4, 5],

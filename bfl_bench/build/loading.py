@@ -21,6 +21,8 @@ from bfl_bench.data.sources import default_data_dir
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import TEST, UNKNOWN, UNSEEN, VALIDATION, EvaluationSet, Worker
 from bfl_bench.errors import ConfigError, PartError, RunError, UnsuitableError
+from bfl_bench.evaluation.gaussian_noise import GaussianNoise
+from bfl_bench.evaluation.truth import Truth, digest_data, list_truths, read_truth
 from bfl_bench.identity import RUNS, fill_in, read_config
 from bfl_bench.inference.laplace import check_laplace
 from bfl_bench.likelihood import Categorical
@@ -47,8 +49,8 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     dataset, unknown = _set_classes_aside(plan, dataset)
     dataset = _spoil_labels(plan, dataset)
     dataset, server_data = _hold_out(dataset, plan.server_samples, settings.seed)
-    if plan.method.needs.classes and not isinstance(dataset.likelihood, Categorical):
-        raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
+    if not isinstance(dataset.likelihood, Categorical):
+        _refuse_numbers(plan)
     try:
         dataset, partition, own_test = _split(plan, dataset)
     except ConfigError as error:
@@ -72,6 +74,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         seed=settings.seed,
         rounds=settings.rounds,
         reference_posterior=reference,
+        truth=_find_truth(plan, dataset, task),
         pixels=_find_images(plan, dataset),
         unseen={client: torch.from_numpy(part) for client, (part, _) in unseen.items()},
     ).to(plan.device)
@@ -89,6 +92,17 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     return experiment, dataset, whole
 
 
+def _refuse_numbers(plan: Plan) -> None:
+    """Refuse what is about classes where labels are numbers."""
+    if plan.method.needs.classes:
+        raise ConfigError("dataset", plan.dataset.name, f"a dataset of classes; method {plan.method.name} needs them")
+    for key, neutral in (("uncertainty", False), ("ood", {}), ("shift", []), ("nll_epsilon", 0)):
+        if (value := getattr(plan.eval, key)) != neutral:
+            shown = list(value) if isinstance(value, dict) else value
+            told = "[]" if neutral == {} else str(neutral).lower()
+            raise ConfigError(f"eval.{key}", shown, f"{told}; the labels of {plan.dataset.name} are numbers")
+
+
 def _check_labels(name: str, dataset: Dataset) -> None:
     """Refuse examples without a label, and labels that are no class: they would vanish from a partition."""
     for part, split in (("train", dataset.train), ("test", dataset.test)):
@@ -101,6 +115,11 @@ def _check_labels(name: str, dataset: Dataset) -> None:
                 found = f"{split.y.dtype} from {low} to {high}"
                 expected = f"{torch.int64} from 0 to {dataset.num_classes - 1}"
                 raise PartError(f"dataset {name}: the labels of {part} are {found}; expected: {expected}")
+        elif split.y.dim() != 1 or not split.y.is_floating_point() or not split.y.isfinite().all():
+            found = f"{split.y.dtype} of shape {tuple(split.y.shape)}"
+            raise PartError(
+                f"dataset {name}: the labels of {part} are {found}; expected: finite numbers, one per input"
+            )
 
 
 def _set_classes_aside(plan: Plan, dataset: Dataset) -> tuple[Dataset, dict[str, EvaluationSet]]:
@@ -186,7 +205,7 @@ def _try_out(plan: Plan, task: Task, dataset: Dataset) -> None:
             raise ConfigError("model", plan.model_name, allowed) from None
         expected = (len(y), dataset.likelihood.num_outputs + plan.method.needs.extra_outputs, *y.shape[1:])
         found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        if isinstance(dataset.likelihood, Categorical) and found != expected:
+        if found != expected:
             allowed = f"one that makes {expected} of inputs of shape {tuple(x.shape)} (it makes {found})"
             raise ConfigError("model", plan.model_name, allowed)
         if left_alone is not None:
@@ -328,7 +347,8 @@ def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints]
 
     Test examples that are nobody's are left out then: the test set is all clients' examples together.
     """
-    settings, labels = plan.settings, first_labels(dataset.train)
+    settings, groups = plan.settings, dataset.group()
+    labels = groups.train.numpy()
     if isinstance(plan.partition, Natural) and dataset.owners is not None:
         chosen = plan.partition.choose(len(dataset.owners.names), settings.num_clients, plan.split_seed)
         partition = Partition.of(labels, indices_of(dataset.owners.train.numpy(), chosen))
@@ -336,26 +356,21 @@ def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints]
         own = indices_of(dataset.owners.test.numpy(), chosen)
     else:
         assert settings.num_clients is not None or isinstance(plan.partition, Natural)
-        partition = plan.partition.split(labels, dataset.num_classes, settings.num_clients or 1, plan.split_seed)
-        counts = partition.label_counts(labels, dataset.num_classes)
+        partition = plan.partition.split(labels, groups.num, settings.num_clients or 1, plan.split_seed)
+        counts = partition.label_counts(labels, groups.num)
         if partition.validation is None:
             partition = hold_out(partition, plan.validation, plan.split_seed)
         elif plan.validation:
             raise ConfigError("validation", plan.validation, "0: the partition's file says which examples are held out")
         if not plan.own_test:
             return dataset, partition, None
-        own = deal_test(counts, first_labels(dataset.test), plan.split_seed)
+        own = deal_test(counts, groups.test.numpy(), plan.split_seed)
     kept = np.sort(np.concatenate(own))
     if not len(kept):
         raise ConfigError("test", "per_client", "shared; no client has a test example of its own")
-    dataset = replace(dataset, test=Split(dataset.test.x[kept], dataset.test.y[kept]))
+    strata = dataset.strata and replace(dataset.strata, test=dataset.strata.test[kept])
+    dataset = replace(dataset, test=Split(dataset.test.x[kept], dataset.test.y[kept]), strata=strata)
     return dataset, partition, [np.searchsorted(kept, part) for part in own] if plan.own_test else None
-
-
-def first_labels(split: Split) -> Ints:
-    """One label per example; of a sequence, its first."""
-    y = split.y.numpy()
-    return y if y.ndim == 1 else y[:, 0]
 
 
 def reload(folder: Path) -> tuple[Experiment, Tensors]:
@@ -417,6 +432,28 @@ def _read_earlier_run(key: str, plan: Plan) -> Tensors | None:
         raise ConfigError(key, folder, f"the folder of a finished run, with its checkpoint ({error})") from None
 
 
+def _find_truth(plan: Plan, dataset: Dataset, task: Task) -> Truth | None:
+    """Read the true posterior of eval.truth; the problem has to be the one that it is of."""
+    name = plan.eval.truth
+    if name is None:
+        return None
+    if name not in list_truths():
+        raise ConfigError("eval.truth", name, f"null, {', '.join(list_truths())}")
+    truth = read_truth(name)
+    shapes = [list(entry.shape) for entry in task.model.layout.entries if entry.stop <= task.model.layout.means.stop]
+    noise = dataset.likelihood.variance if isinstance(dataset.likelihood, GaussianNoise) else None
+    same = {
+        "noise": noise == truth.about["noise"],
+        "network": shapes == truth.about["shapes"],
+        "examples": plan.validation == plan.server_samples == 0
+        and plan.eval.scored == TEST
+        and digest_data(dataset.train.x, dataset.train.y, dataset.test.x, dataset.test.y) == truth.about["data"],
+    }
+    if other := [what for what, is_same in same.items() if not is_same]:
+        raise ConfigError("eval.truth", name, f"null, or the {other[0]} of experiment=truth_{name}, all of them")
+    return truth
+
+
 def _describe_data(dataset: Dataset, device: torch.device) -> DataInfo:
     """Take the range of each channel from the training inputs, as the network gets them but not augmented."""
     lows: list[torch.Tensor] = []
@@ -443,7 +480,8 @@ def _hold_out(dataset: Dataset, num_samples: int, seed: int) -> tuple[Dataset, S
     held_out, y = train.x[order[:num_samples]], train.y[order[:num_samples]]
     server_data = ServerData(held_out if dataset.normalise is None else dataset.normalise(held_out), y)
     owners = dataset.owners and replace(dataset.owners, train=dataset.owners.train[kept])
-    return replace(dataset, train=Split(train.x[kept], train.y[kept]), owners=owners), server_data
+    strata = dataset.strata and replace(dataset.strata, train=dataset.strata.train[kept])
+    return replace(dataset, train=Split(train.x[kept], train.y[kept]), owners=owners, strata=strata), server_data
 
 
 def _cohort_size(participation: float, sizes: tuple[int, ...]) -> int:

@@ -10,6 +10,12 @@ from bfl_bench.errors import BflError, ConfigError
 
 EMBEDDED = {
     "digits": ("handwritten digits, 1,797 grey images of 8 x 8", "CC BY 4.0 (UCI), shipped with scikit-learn"),
+    "diabetes": ("disease progression of 442 patients, by 10 measures", "CC BY 4.0 (UCI), shipped with scikit-learn"),
+    "breast_cancer": ("two kinds of 569 tumours, by 30 measures", "CC BY 4.0 (UCI), shipped with scikit-learn"),
+    "cultivars": ("two cultivars of 130 wines, by 13 measures", "CC BY 4.0 (UCI), shipped with scikit-learn"),
+    "pooled_digits": ("the digits, averaged over 8 fields", "CC BY 4.0 (UCI), shipped with scikit-learn"),
+    "linear": ("250 numbers linear in 5 features, from a fixed seed", "none needed"),
+    "sine": ("150 points of a sine with a gap, from a fixed seed", "none needed"),
     "synthetic": ("Gaussian classes of any size, drawn from dataset.data_seed", "none needed"),
 }
 DERIVED = {  # from which files, and what they are made into

@@ -32,7 +32,7 @@ from bfl_bench.papers.spec import Cell, Table, describe_scale, find_table, list_
 from bfl_bench.records import config_folder
 from bfl_bench.report import Config, ReportError, Run, flatten
 
-PAPERS = ("fola", "virtual", "ba_bfl", "fedlpa", "bfl_p")
+PAPERS = ("fola", "virtual", "ba_bfl", "fedlpa", "bfl_p", "truth")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -205,7 +205,8 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         if summary is not None:  # by another process, while this one loaded the data
             return _outcome_of_summary(summary, skipped=True)
         records.start(folder, resolved, plan.settings.force)
-        counts = partition.label_counts(build.first_labels(dataset.train), dataset.num_classes)
+        groups = dataset.group()
+        counts = partition.label_counts(groups.train.numpy(), groups.num)
         _describe_run(folder, plan, resolved, partition, counts)
         summary = run(experiment, folder, [show_progress(bar), *plan.observers, _Stopping()])
         draw_partition(counts, folder)

@@ -8,6 +8,7 @@ from bfl_bench.evaluation import columns
 from bfl_bench.run.observers import in_short
 
 SHOWN = ("ga", "la", "worst10", "nll", "ece", "brier")
+SHOWN_NUMERIC = ("rmse", "nll", "crps", "covered90", "width90", "quantile_error")
 
 
 def print_summary(
@@ -27,7 +28,7 @@ def print_summary(
         where = " on the test set" if by["set"] == "test" else ""
         chosen = f"best by {columns.label(by['column'])}{where}, round {best['round']}"
         print(f"\n{'':<28}{'final':>10}{'best':>10}   (round {final['round']}; {chosen})")
-        for name in SHOWN:
+        for name in SHOWN_NUMERIC if final.get("rmse") is not None else SHOWN:
             cells = (f"{row[name]:>10.4f}" if row.get(name) is not None else f"{'-':>10}" for row in (final, best))
             print(f"{columns.label(name):<28}" + "".join(cells))
     if stand_in:

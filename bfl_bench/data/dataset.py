@@ -17,7 +17,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 @dataclass(frozen=True)
 class Split:
     x: Tensor  # (n, ...)
-    y: Tensor  # (n,) int64, or (n, positions) where every position of a sequence has a label
+    y: Tensor  # (n,) int64, or (n, positions) where every position of a sequence has a label; numbers are (n,) floats
     target: torch.device | None = None  # where `take` brings examples, if that is not where they lie
 
     def __len__(self) -> int:
@@ -54,6 +54,15 @@ class Owners:
 
 
 @dataclass(frozen=True)
+class Strata:
+    """Groups of examples that partitions deal out in the place of classes."""
+
+    train: Tensor  # (n,) int64: the group, 0 to num - 1, of each training example
+    test: Tensor  # likewise of each test example
+    num: int
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Train and test examples. `augment` maps `train.x` to network inputs; where it is None they are such already."""
 
@@ -63,11 +72,23 @@ class Dataset:
     augment: Augment | None = None
     normalise: Callable[[Tensor], Tensor] | None = None  # beside `augment`: the same map without augmentation
     owners: Owners | None = None  # whose examples these are, where the data says so
+    strata: Strata | None = None  # None: classes, of a sequence its first label; numbers are then one group
 
     @property
     def num_classes(self) -> int:
         assert isinstance(self.likelihood, Categorical)
         return self.likelihood.num_classes
+
+    def group(self) -> Strata:
+        """Return what partitions deal out."""
+        if self.strata is not None:
+            return self.strata
+        splits = self.train, self.test
+        if isinstance(self.likelihood, Categorical):
+            train, test = (split.y if split.y.dim() == 1 else split.y[:, 0] for split in splits)
+            return Strata(train, test, self.likelihood.num_classes)
+        train, test = (torch.zeros(len(split), dtype=torch.int64) for split in splits)
+        return Strata(train, test, 1)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ class Digits:
         check_normalisation(self.mean, self.std, channels=1)
 
     def load(self, data_dir: Path) -> Dataset:
-        pixels, labels = _read()
+        pixels, labels = read()
         x = normalise(torch.tensor(pixels).view(-1, 1, 8, 8), 16, self.mean, self.std)
         y = torch.tensor(labels, dtype=torch.int64)
         in_test = torch.from_numpy(self._in_test(labels))
@@ -46,7 +46,7 @@ class Digits:
         return in_test
 
 
-def _read() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def read() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Pixels (1797, 64) from 0 to 16 and labels (1797,). Not by scikit-learn, which takes a second to import."""
     package = find_spec("sklearn")
     assert package is not None

@@ -15,7 +15,8 @@ from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.data.corruptions import Pixels
 from bfl_bench.data.dataset import Augment, Split
 from bfl_bench.errors import DivergedError, PartError
-from bfl_bench.likelihood import Prediction, Scores, average
+from bfl_bench.evaluation.truth import Truth
+from bfl_bench.likelihood import AnyPrediction, Scores, average
 from bfl_bench.method import Client, Layers, Method, Predictive, Task, Tensors, Update
 from bfl_bench.rng import stream
 
@@ -41,6 +42,7 @@ class EvalSettings:
     nll_epsilon: Annotated[float, AtLeast(0)]
     uncertainty: bool
     posterior: bool
+    truth: str | None
     ood: dict[str, Any]  # names of datasets, and their configs
     shift: list[str]
     severities: list[Annotated[int, Between(1, 5)]]
@@ -103,6 +105,7 @@ class Worker:
     seed: int
     rounds: int
     reference_posterior: Gaussian | None = field(default=None)  # taken as the true one
+    truth: Truth | None = field(default=None)  # the posterior of all data, of eval.truth
     pixels: Pixels | None = field(default=None)  # how test images became network inputs, where these are corrupted
     unseen: Mapping[int, Tensor] = field(default_factory=dict)  # clients that never train, and their training examples
 
@@ -152,23 +155,23 @@ class Worker:
         factor = 0.5 * (1 + math.cos(math.pi * (round_ - 1) / self.rounds))
         return replace(self.task, local=replace(local, lr=local.lr * factor))
 
-    def predict(self, method: Method, model: Tensors, x: Tensor, num: int, rng: torch.Generator) -> Prediction:
+    def predict(self, method: Method, model: Tensors, x: Tensor, num: int, rng: torch.Generator) -> AnyPrediction:
         """Predict as the method does, or by the mean alone where `eval.predictive` says so."""
         if self.settings.predictive == "mean":
             return self.predict_by_mean(method, model, x)
         return method.predict(self.task, model, x, num, self.settings.batch_size, rng)
 
-    def predict_by_mean(self, method: Method, model: Tensors, x: Tensor) -> Prediction:
+    def predict_by_mean(self, method: Method, model: Tensors, x: Tensor) -> AnyPrediction:
         return self.mix([method.mean(self.task, model)], x)
 
-    def mix(self, draws: Iterable[Tensor], x: Tensor) -> Prediction:
+    def mix(self, draws: Iterable[Tensor], x: Tensor) -> AnyPrediction:
         """Predict with parameter vectors (P,), all alike."""
         return average(self.task.model, draws, x, self.settings.batch_size, self.task.likelihood.mixture())
 
-    def score(self, prediction: Prediction, labels: Tensor) -> Scores:
+    def score(self, prediction: AnyPrediction, labels: Tensor) -> Scores:
         return self.task.likelihood.score(prediction, labels, self.settings.ece_bins, self.settings.nll_epsilon)
 
-    def predict_global(self, name: str, method: Method, state: Tensors, round_: int) -> Prediction:
+    def predict_global(self, name: str, method: Method, state: Tensors, round_: int) -> AnyPrediction:
         """Predict the set of this name with a global model; all sets are predicted with the same draws."""
         x, rng = self.sets[name].split.x, stream(self.seed, "evaluate", round_)
         return self.predict(method, state, x, self.settings.draws, rng)

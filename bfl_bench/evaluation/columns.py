@@ -41,7 +41,47 @@ _VALIDATED = {
     "brier": "Brier score",
 }
 _UNSEEN = "runs with partition.unseen above 0"
+_NUMBERS = "runs whose labels are numbers"
+_NUMERIC: tuple[tuple[str, str, str, Direction | None, str], ...] = (
+    (
+        "rmse",
+        "root mean squared error",
+        "root of the mean squared distance of label and mean prediction",
+        "down",
+        "label",
+    ),
+    ("crps", "CRPS", "mean continuous ranked probability score, E|X - y| - E|X - X'| / 2", "down", "label"),
+    (
+        "quantile_error",
+        "calibration error of quantiles",
+        "absolute difference of p and the share of labels below their predicted quantile of p, averaged over p = 5 %, "
+        "10 %, ..., 95 %",
+        "down",
+        "share",
+    ),
+    *(
+        (
+            f"covered{level}",
+            f"coverage of {level} % intervals",
+            f"share of labels in their central {level} % interval, at best {level / 100:g}",
+            None,
+            "share",
+        )
+        for level in (50, 90, 95)
+    ),
+    *(
+        (
+            f"width{level}",
+            f"width of {level} % intervals",
+            f"mean width of the central {level} % intervals",
+            "down",
+            "label",
+        )
+        for level in (50, 90, 95)
+    ),
+)
 _UNCERTAINTY = "runs with eval.uncertainty"
+_TRUTH = "runs with eval.truth whose parameters can be told apart"
 _POSTERIOR = "runs with eval.posterior whose state is a Gaussian"
 _MOVED = "runs with eval.posterior whose state is a Gaussian from the start"
 _CALIBRATED = "runs with eval.uncertainty and validation examples"
@@ -248,6 +288,37 @@ TABLES: Mapping[str, Sequence[Column]] = {
             direction="down",
             unit="nats",
             of=_UNSEEN,
+        ),
+    ),
+    "metrics.csv, numbers": (
+        *(
+            Column(name=name, label=label, definition=definition, direction=direction, unit=unit, of=_NUMBERS)
+            for name, label, definition, direction, unit in _NUMERIC
+        ),
+        *(
+            Column(
+                name=f"validation_{name}",
+                label=f"{label} (validation)",
+                definition=f"what {name} is, on the validation examples of all clients together",
+                direction=direction,
+                unit=unit,
+                of=f"{_NUMBERS}, with validation examples",
+            )
+            for name, label, _, direction, unit in _NUMERIC
+        ),
+        *(
+            Column(
+                name=f"{model}_rmse",
+                label=f"{model.upper()} RMSE",
+                definition=definition,
+                direction="down",
+                unit="label",
+                of=f"{_NUMBERS}, whose clients have test examples of their own",
+            )
+            for model, definition in (
+                ("s", "RMSE of the global model on all clients' test examples, the same number as rmse"),
+                ("mt", "RMSE of each client's own model on its own test examples, averaged like the MT loss"),
+            )
         ),
     ),
     "metrics.csv, uncertainty": (
@@ -476,6 +547,74 @@ TABLES: Mapping[str, Sequence[Column]] = {
             direction=None,
             unit="nats",
             of=f"{_POSTERIOR}, with a prior",
+        ),
+    ),
+    "metrics.csv, truth": (
+        Column(
+            name="truth_kl",
+            label="KL to the true posterior",
+            definition="KL divergence of the Gaussian with the global posterior's moments from that with the true "
+            "posterior's; empty where it is infinite, as of a point",
+            direction="down",
+            unit="nats",
+            of=_TRUTH,
+        ),
+        Column(
+            name="truth_w2",
+            label="Wasserstein distance to the true posterior",
+            definition="2-Wasserstein distance of these two Gaussians",
+            direction="down",
+            of=_TRUTH,
+        ),
+        Column(
+            name="truth_mean",
+            label="error of the posterior mean",
+            definition="distance of the means in true posterior standard deviations, root mean square over parameters",
+            direction="down",
+            of=_TRUTH,
+        ),
+        Column(
+            name="truth_spread",
+            label="log ratio of spreads",
+            definition="log of the global posterior's standard deviation over the true one, mean over parameters; "
+            "below 0: too narrow; empty for a point",
+            direction=None,
+            of=_TRUTH,
+        ),
+        Column(
+            name="truth_tv",
+            label="total variation of predictions",
+            definition="total variation between the predictive distribution and that of the true posterior, mean over "
+            "the test set",
+            direction="down",
+            unit="share",
+            of="runs with eval.truth",
+        ),
+        Column(
+            name="truth_agreement",
+            label="agreement with the true posterior",
+            definition="share of the test set for which both predict the same class",
+            direction="up",
+            unit="share",
+            of="runs with eval.truth whose labels are classes",
+        ),
+        Column(
+            name="truth_calibration",
+            label="calibration against the truth",
+            definition="calibration error if the true predictive distribution drew the labels: of confidences in 15 "
+            "bins, or of quantiles where labels are numbers",
+            direction="down",
+            unit="share",
+            of="runs with eval.truth",
+        ),
+        Column(
+            name="truth_std",
+            label="error of predictive spread",
+            definition="root mean squared difference of the predictive standard deviation and that of the true "
+            "posterior",
+            direction="down",
+            unit="label",
+            of="runs with eval.truth whose labels are numbers",
         ),
     ),
     "metrics.csv, shift": tuple(

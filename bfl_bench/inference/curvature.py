@@ -61,23 +61,20 @@ def _differentiate_singly(task: Task, x: Tensor, y: Tensor, chunk_size: int) -> 
 def expected_squared_gradient(task: Task, x: Tensor) -> Tensor:
     """Average over examples the squared gradient of the loss, in expectation over labels as the network predicts, (P,).
 
-    Every example comes once for each class: with the root of its probability as the label, the square of the gradient
-    is that for the class, times its probability.
+    Every example comes once for each label that the likelihood makes for it.
     """
     with torch.no_grad():
-        outputs = task.model(x)
-    num_classes = outputs.shape[1]
-    labels = outputs.softmax(1).sqrt().diag_embed().flatten(0, 1)  # (n C, C)
-    repeated = x.repeat_interleave(num_classes, dim=0)
-    return num_classes * mean_squared_gradient(task, repeated, labels, chunk_size=256)
+        labels, factor = task.likelihood.expected_labels(task.model(x))
+    repeated = x.repeat_interleave(len(labels) // len(x), dim=0)
+    return factor * mean_squared_gradient(task, repeated, labels, chunk_size=256)
 
 
 def check_expected_gradient(task: Task) -> None:
-    """Refuse a network that predicts something else than one class for an example."""
+    """Refuse a network that predicts something else than one class, or one number, for an example."""
     task.model.module.eval()
     with torch.no_grad():
         outputs = task.model(task.data.low.expand(task.data.input_shape)[None])
-    if not isinstance(task.likelihood, Categorical) or outputs.dim() != 2:
+    if outputs.dim() != 2:
         raise UnsuitableError("a network that predicts one class for an example, for its expected gradients")
 
 

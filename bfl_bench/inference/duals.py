@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above
+from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.train import Trained
 from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
 
@@ -135,6 +136,14 @@ class DualMethod(PrecisionMethod):
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         return draw(model["params"], model["precision"], num, rng)
+
+    def weight_moments(self, task: Task, state: Tensors) -> Moments | None:
+        return moments_of(state)
+
+
+def moments_of(model: Tensors) -> Moments:
+    """Return the moments of `params` (P,) whose first D have the precision `precision` (D,)."""
+    return Moments(model["params"][: len(model["precision"])], 1 / model["precision"].double())
 
 
 def draw(params: Tensor, precision: Tensor, num: int, rng: torch.Generator) -> Iterator[Tensor]:

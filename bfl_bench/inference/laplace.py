@@ -5,8 +5,8 @@ layer (a diagonal, or a Kronecker product A x B), or one matrix for all paramete
 eigenvalues of its H, so that every d costs one pass over numbers and no new factorisation.
 
 The linearised predictive (Khan et al. 2019; Immer et al. 2021, "GLM"): outputs f(x) of the network are Gaussian with
-variances diag(J (H + d I)^-1 J^T), J their derivatives by the parameters at the mean, and probabilities are
-softmax(f / sqrt(1 + pi/8 variance)), MacKay's approximation, with each class's variance alone.
+variances diag(J (H + d I)^-1 J^T), J their derivatives by the parameters at the mean; the likelihood makes predictions
+of these.
 """
 
 import math
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from bfl_bench.errors import UnsuitableError
+from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.curvature import mean_squared_gradient
 from bfl_bench.inference.kronecker import Layer, find_layers, inputs_and_jacobians
-from bfl_bench.likelihood import Categorical, Prediction
+from bfl_bench.likelihood import AnyPrediction
 from bfl_bench.method import Layers, Task
 
 Derivatives = Sequence[tuple[Layer, Tensor, Tensor]]
@@ -126,18 +127,30 @@ class LaplacePosterior:
                 drawn[block.positions] += block.rotate(noise / (block.eigenvalues + prior_precision).sqrt())
             yield drawn
 
-    def linearise(self, x: Tensor, prior_precisions: Sequence[float], batch_size: int) -> list[Prediction]:
+    def linearise(self, x: Tensor, prior_precisions: Sequence[float], batch_size: int) -> list[AnyPrediction]:
         model = self.task.model
         layers = [layer for layer in find_layers(model) if any(b.concerns(layer) for b in self.blocks)]
         model.load(self.params)
         model.module.eval()
+        means: list[Tensor] = []
         parts: list[list[Tensor]] = [[] for _ in prior_precisions]
         for part in torch.split(x, min(batch_size, AT_ONCE)):
             outputs, derivatives = inputs_and_jacobians(model, layers, part)
             by_block = [block.variances(derivatives, prior_precisions) for block in self.blocks]
+            means.append(outputs)
             for found, variances in zip(parts, zip(*by_block, strict=True), strict=True):
-                found.append(flatten(outputs, torch.stack(variances).sum(0)))
-        return [Prediction(torch.cat(found), None) for found in parts]
+                found.append(torch.stack(variances).sum(0))
+        return [self.task.likelihood.linearise(torch.cat(means), torch.cat(found)) for found in parts]
+
+    def moments(self, prior_precision: float) -> Moments:
+        mean = self.params[: self.task.model.layout.num_trainable].double()
+        covariance = mean.new_zeros(len(mean), len(mean))
+        for block in self.blocks:
+            units = torch.eye(len(block.positions), device=mean.device).to(block.eigenvalues)
+            rotated = torch.stack([block.rotate(unit.view_as(block.eigenvalues)) for unit in units], dim=1).double()
+            variances = 1 / (block.eigenvalues.flatten().double() + prior_precision)
+            covariance[block.positions[:, None], block.positions] = rotated * variances @ rotated.T
+        return Moments(mean, covariance)
 
     def log_evidence(self, prior_precision: float) -> float:
         total = 0.0
@@ -159,11 +172,6 @@ class LaplacePosterior:
             )
         )
         return ours / theirs
-
-
-def flatten(outputs: Tensor, variances: Tensor) -> Tensor:
-    """Return log softmax(f / sqrt(1 + pi/8 variance)), (n, C)."""
-    return (outputs / (1 + math.pi / 8 * variances).sqrt()).log_softmax(1)
 
 
 def laplace(task: Task, params: Tensor, precision: Tensor, layers: Layers) -> LaplacePosterior:
@@ -204,10 +212,8 @@ def kronecker_laplace(
 
 
 def check_laplace(task: Task) -> None:
-    """Refuse a network or labels that have no linearised predictive here."""
+    """Refuse a network that has no linearised predictive here."""
     find_layers(task.model)
-    if not isinstance(task.likelihood, Categorical):
-        raise UnsuitableError("classes for a linearised predictive", "dataset")
 
 
 def _choose(task: Task, layers: Layers) -> list[Layer] | None:

@@ -14,7 +14,7 @@ from bfl_bench.aggregators import WeightedMean
 from bfl_bench.inference import kronecker
 from bfl_bench.inference.curvature import check_expected_gradient, diagonal_fisher
 from bfl_bench.inference.laplace import LaplacePosterior, kronecker_laplace, laplace
-from bfl_bench.likelihood import average
+from bfl_bench.likelihood import Prediction, average
 from bfl_bench.method import Client, Layers, Replies, Task, Tensors, Weights
 
 Structure = Literal["diagonal", "kronecker"]
@@ -157,4 +157,5 @@ def accuracy_on_server(task: Task, params: Tensor) -> float:
     assert data is not None  # `build` sees to what a method needs
     assert data.y is not None
     prediction = average(task.model, [params], data.x, 1000, task.likelihood.mixture())
+    assert isinstance(prediction, Prediction)  # of classes, which these methods need
     return (task.decide(prediction.log_probabilities) == data.y).double().mean().item()

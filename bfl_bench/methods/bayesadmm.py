@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.duals import Cavity, DualMethod, draw
 from bfl_bench.inference.ivon import Ivon
 from bfl_bench.inference.train import Trained, train
@@ -87,3 +88,6 @@ class BayesAdmm(DualMethod):
             precision = torch.full_like(model["precision"], ess * self.h0 + self.prior_precision)
             return draw(model["params"], precision, num, rng)
         return super().draws(task, model, num, rng)
+
+    def weight_moments(self, task: Task, state: Tensors) -> Moments | None:
+        return None if self.draws_from == "initial" else super().weight_moments(task, state)

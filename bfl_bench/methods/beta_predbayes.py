@@ -31,7 +31,7 @@ from bfl_bench.inference.langevin import CyclicalSghmc, refuse_other_settings
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.products import combine, fit_beta, product_and_mixture
 from bfl_bench.inference.train import Adam, train
-from bfl_bench.likelihood import Prediction, average
+from bfl_bench.likelihood import AnyPrediction, Prediction, average
 from bfl_bench.method import Client, Needs, Predictive, Replies, Task, Tensors, Update
 
 
@@ -121,7 +121,7 @@ class BetaPredBayes(PointMethod):
 
     def predict(
         self, task: Task, model: Tensors, x: Tensor, num: int, batch_size: int, rng: torch.Generator
-    ) -> Prediction:
+    ) -> AnyPrediction:
         beta = model["beta"].item() if "beta" in model else 0.0  # a client alone: both are its own
         if beta == 0:  # a mixture has members, whose disagreement can be measured
             return average(task.model, model["models"].flatten(0, 1), x, batch_size, task.likelihood.mixture())
@@ -132,4 +132,4 @@ class BetaPredBayes(PointMethod):
 def _predict_each(task: Task, models: Tensor, x: Tensor, batch_size: int) -> Tensor:
     """Predict with the samples of each client, log probabilities (K, n, C)."""
     each = [average(task.model, samples, x, batch_size, task.likelihood.mixture()) for samples in models]
-    return torch.stack([prediction.log_probabilities.double() for prediction in each])
+    return torch.stack([one.log_probabilities.double() for one in each if isinstance(one, Prediction)])

@@ -27,8 +27,9 @@ from torch import Tensor
 from bfl_bench.aggregators import WeightedMean
 from bfl_bench.checks import Above, AtLeast, Between
 from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.curvature import clip_outliers, diagonal_fisher
-from bfl_bench.inference.duals import PrecisionMethod, disagreement, draw, take_out
+from bfl_bench.inference.duals import PrecisionMethod, disagreement, draw, moments_of, take_out
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Needs, Replies, Task, Tensors, Update
@@ -137,6 +138,10 @@ class FedEp(PrecisionMethod, PointMethod):
         if self.draws_from == "mean" or burning_in:
             return iter([model["params"]])
         return draw(model["params"], model["precision"], num, rng)
+
+    def weight_moments(self, task: Task, state: Tensors) -> Moments | None:
+        burning_in = state["round"] < self.burn_in_rounds
+        return None if self.draws_from == "mean" or burning_in else moments_of(state)
 
     def _change(self, model: Tensors, server: Tensors) -> Tensor:
         """Natural parameters of the tilted distribution less those of the server's, clipped, (2, D)."""

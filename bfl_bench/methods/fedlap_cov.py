@@ -12,21 +12,20 @@ Deviations: clients take `local.epochs` instead of solving their problem.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.curvature import Fisher, check_expected_gradient, diagonal_fisher
 from bfl_bench.inference.duals import Cavity, DualMethod
 from bfl_bench.inference.train import Trained, train
-from bfl_bench.method import Client, Needs, Task, Tensors
+from bfl_bench.method import Client, Task, Tensors
 
 
 @dataclass(frozen=True)
 class FedLapCov(DualMethod):
-    needs: ClassVar[Needs] = Needs(classes=True)
-
     fisher: Fisher
     draws_from: Literal["mean", "posterior"]
 
@@ -55,3 +54,6 @@ class FedLapCov(DualMethod):
 
     def draws(self, task: Task, model: Tensors, num: int, rng: torch.Generator) -> Iterator[Tensor]:
         return iter([model["params"]]) if self.draws_from == "mean" else super().draws(task, model, num, rng)
+
+    def weight_moments(self, task: Task, state: Tensors) -> Moments | None:
+        return None if self.draws_from == "mean" else super().weight_moments(task, state)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bfl_bench.inference.point import PointMethod
-from bfl_bench.likelihood import Prediction
+from bfl_bench.likelihood import AnyPrediction
 from bfl_bench.method import Needs, Task, Tensors
 from bfl_bench.rng import derive_seed, seeded_globally
 
@@ -29,7 +29,7 @@ class McDropout(PointMethod):
     @torch.inference_mode()
     def predict(
         self, task: Task, model: Tensors, x: Tensor, num: int, batch_size: int, rng: torch.Generator
-    ) -> Prediction:
+    ) -> AnyPrediction:
         module = task.model.module
         layers = [layer for layer in module.modules() if isinstance(layer, DROPOUT) and layer.p > 0]
         if not layers:

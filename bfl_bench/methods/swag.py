@@ -26,6 +26,7 @@ from bfl_bench.aggregators import Combination, WeightedMean, moments
 from bfl_bench.checks import AtLeast
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.evaluation.posterior import Posterior
+from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import train
 from bfl_bench.method import Client, Predictive, Replies, Task, Tensors, Update
@@ -129,6 +130,14 @@ class Swag(PointMethod):
         if "collected" in model and model["collected"] > 0:
             params[: len(model["mean"])] = model["mean"].to(params.dtype)
         return params
+
+    def weight_moments(self, task: Task, state: Tensors) -> Moments | None:
+        """Return those of `draws`, the part of low rank included."""
+        found = super().weight_moments(task, state)
+        rows = state["deviations"].double() if "deviations" in state else None
+        if found is None or rows is None or len(rows) < 2:
+            return found
+        return Moments(found.mean, found.matrix + self.scale * rows.T @ rows / (len(rows) - 1))
 
     def posterior(self, task: Task, state: Tensors) -> Posterior | None:
         """Without the part of low rank; a draw has `scale` times the covariance."""

@@ -7,6 +7,7 @@ import itertools
 import math
 from typing import Annotated
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bfl_bench.checks import AtLeast, Between
@@ -41,6 +42,19 @@ def _dense(inputs: int, hidden: list[int], outputs: int, bias: bool = True, drop
 def softmax(input_shape: Shape, num_classes: int) -> nn.Module:
     """Multinomial logistic regression: one linear layer."""
     return mlp(input_shape, num_classes, hidden=[])
+
+
+def augmented(input_shape: Shape, num_classes: int, hidden: list[Annotated[int, AtLeast(1)]]) -> nn.Module:
+    """Layers without biases on inputs with a one appended, with ReLU between them: every parameter is a weight."""
+    layers = _dense(1 + math.prod(input_shape), hidden, num_classes, bias=False)
+    return nn.Sequential(nn.Flatten(), AppendOne(), *layers)
+
+
+class AppendOne(nn.Module):
+    """Appends a one to vectors (n, d)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 1), value=1.0)
 
 
 def lenet(input_shape: Shape, num_classes: int, dropout: Rate = 0.0) -> nn.Module:

@@ -20,6 +20,11 @@ PANELS = {
     "loss (nats)": ("nll", "train_loss"),
     "calibration": ("ece", "brier"),
 }
+NUMERIC_PANELS = {
+    "error": ("rmse", "crps"),
+    "loss (nats)": ("nll", "train_loss"),
+    "calibration": ("covered50", "covered90", "covered95", "quantile_error"),
+}
 
 
 def draw_partition(counts: np.ndarray, folder: Path) -> None:
@@ -53,8 +58,9 @@ def make_curves(rows: Sequence[Mapping[str, records.Cell]]) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
+    panels = NUMERIC_PANELS if any(row.get("rmse") is not None for row in rows) else PANELS
     figure = Figure(figsize=(11, 3.8), layout="constrained")
-    for axes, (title, names) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+    for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         for name in names:
             points = [(row["round"], row[name]) for row in rows if row.get(name) is not None]
             if points:

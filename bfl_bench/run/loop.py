@@ -200,6 +200,7 @@ class _Course:
         check_finite({"test NLL": scores[TEST].values["nll"]}, f"round {round_}, server")
         row = self._recorder.metrics_row(round_, scores, measured)
         row |= probes.describe_state(worker, worker.method, self._state)
+        row |= probes.compare_with_truth(worker, predictor, predictions[TEST])
         if self._personal is not None:
             row |= self._personal.row(scores[TEST])
             if worker.settings.uncertainty:
@@ -214,14 +215,15 @@ class _Course:
         for name in scores:
             if name != TEST:
                 row |= set_values(name, scores[name])
-        row |= uncertainty.describe(worker, predictions) | predictor.columns
+        classes = {name: one for name, one in predictions.items() if isinstance(one, Prediction)}
+        row |= uncertainty.describe(worker, classes) | predictor.columns
         temperature, calibrated = row.get("temperature"), list[Bin]()
         if temperature is not None:
-            calibrated = uncertainty.calibrate_bins(worker, predictions[TEST], temperature)
+            calibrated = uncertainty.calibrate_bins(worker, classes[TEST], temperature)
         for kind in worker.settings.also_predict:
             row |= probes.evaluate_predictive(worker, kind, self._state, round_)
         if round_ == worker.rounds:
-            row |= self._record_last(round_, predictor, predictions)
+            row |= self._record_last(round_, predictor, classes)
         self._recorder.record_metrics(row, scores[TEST].bins, calibrated)
         return row
 

@@ -77,4 +77,6 @@ def show_progress(bar: bool) -> Observer:
 
 
 def in_short(row: Mapping[str, Cell]) -> str:
-    return " ".join(f"{name}={row[name]:.4f}" for name in ("ga", "nll", "train_loss") if row.get(name) is not None)
+    return " ".join(
+        f"{name}={row[name]:.4f}" for name in ("ga", "rmse", "nll", "train_loss") if row.get(name) is not None
+    )

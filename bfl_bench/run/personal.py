@@ -13,16 +13,20 @@ from torch import Tensor
 
 from bfl_bench.aggregators import aalv, eaa, moments, rklb, wb
 from bfl_bench.engines.worker import TEST, Reply, Worker
-from bfl_bench.likelihood import Prediction, Scores
+from bfl_bench.likelihood import AnyPrediction, Scores
 from bfl_bench.method import Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run.recorder import Row, worst_tenth
 
-SCORES = ("accuracy", "nll", "ece")
+SCORES = ("accuracy", "nll", "ece")  # of classes
+NUMERIC_SCORES = ("rmse", "nll", "crps")
 
 
 class Personal:
-    """Accuracy, loss and calibration error of every client's own model; `scores` is what a checkpoint keeps."""
+    """Accuracy, loss and calibration error of every client's own model; `scores` is what a checkpoint keeps.
+
+    Where labels are numbers, the RMSE, the loss and the CRPS.
+    """
 
     def __init__(self, worker: Worker, scores: dict[str, list[float]]) -> None:
         self._worker, self._own = worker, _own(worker)
@@ -44,16 +48,19 @@ class Personal:
 
     def row(self, scores: Scores) -> Row:
         """The columns, given the server's scores on the test set, which is all clients' examples together."""
-        accuracies, losses = zip(*(self.scores[str(client)][:2] for client in self._num_examples), strict=True)
+        first, losses = zip(*(self.scores[str(client)][:2] for client in self._num_examples), strict=True)
+        loss: Row = {"s_loss": scores.values["nll"], "mt_loss": self._mean(losses)}
+        if "accuracy" not in scores.values:
+            return loss | {"s_rmse": scores.values["rmse"], "mt_rmse": self._mean(first)}
         return {
             "s_acc": scores.values["accuracy"],
-            "s_loss": scores.values["nll"],
-            "mt_acc": self._mean(accuracies),
-            "mt_loss": self._mean(losses),
-            "worst10_own": worst_tenth(accuracies),
+            "s_loss": loss["s_loss"],
+            "mt_acc": self._mean(first),
+            "mt_loss": loss["mt_loss"],
+            "worst10_own": worst_tenth(first),
         }
 
-    def describe_clients(self, prediction: Prediction) -> list[Row]:
+    def describe_clients(self, prediction: AnyPrediction) -> list[Row]:
         """Score the server's model and each client's own one on the client's test examples, one client after another.
 
         `prediction` is the server's of the test set. What a checkpoint of an older version did not keep is empty.
@@ -139,4 +146,5 @@ def _own(worker: Worker) -> dict[int, Tensor]:
 
 
 def _values(scores: Scores) -> list[float]:
-    return [scores.values[name] for name in SCORES]
+    names = SCORES if "accuracy" in scores.values else NUMERIC_SCORES
+    return [scores.values[name] for name in names]

@@ -8,12 +8,15 @@ marginal likelihood is highest, which the server can compute without any data.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from bfl_bench.engines.worker import VALIDATION, Worker
-from bfl_bench.likelihood import Prediction, Scores
+from bfl_bench.evaluation.truth import Moments
+from bfl_bench.likelihood import AnyPrediction, Scores
 from bfl_bench.method import Laplace, Method, Predictive, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run.recorder import Row
@@ -27,7 +30,8 @@ class Predictor:
     """A global model that can be asked for predictions, and the columns that say how it makes them."""
 
     worker: Worker
-    predict: Callable[[Tensor], Prediction]  # of inputs (n, ...); all sets are predicted with the same draws
+    predict: Callable[[Tensor], AnyPrediction]  # of inputs (n, ...); all sets are predicted with the same draws
+    moments: Callable[[], Moments]  # of the parameters that predict
     columns: Row = field(default_factory=dict)
 
     @classmethod
@@ -44,14 +48,26 @@ class Predictor:
         kind = kind or settings.predictive
         own = method.predictives[0]
 
-        def predict_own(x: Tensor) -> Prediction:
+        def predict_own(x: Tensor) -> AnyPrediction:
             rng = stream(worker.seed, "evaluate", round_)
             return method.predict(worker.task, state, x, settings.draws, settings.batch_size, rng)
 
+        def own_moments() -> Moments:
+            found = method.weight_moments(worker.task, state)
+            if found is not None:
+                return found
+            rng = stream(worker.seed, "evaluate", round_)
+            drawn = torch.stack(list(method.draws(worker.task, state, settings.draws, rng)))
+            return Moments.of(drawn[:, : worker.task.model.layout.means.stop])
+
+        def mean_alone() -> Moments:
+            return Moments.of(method.mean(worker.task, state)[None, : worker.task.model.layout.means.stop])
+
         if kind in ("auto", own):
-            return cls(worker=worker, predict=predict_own)
+            return cls(worker=worker, predict=predict_own, moments=own_moments)
         if kind == "mean":
-            return cls(worker=worker, predict=lambda x: worker.predict_by_mean(method, state, x))
+            predict = partial(worker.predict_by_mean, method, state)
+            return cls(worker=worker, predict=predict, moments=mean_alone)
         laplace = method.laplace(worker.task, state, settings.laplace_layers)
         assert laplace is not None  # `build` sees to what a method has
         way = _Way(worker, laplace, round_, linearised=kind == "linearised")
@@ -60,7 +76,12 @@ class Predictor:
         if VALIDATION in worker.sets:
             split = worker.sets[VALIDATION].split
             columns["precision_ratio"] = laplace.compare_with_fisher(split.x, split.y)
-        return cls(worker=worker, predict=lambda x: way.predict(x, [prior])[0], columns=columns)
+        return cls(
+            worker=worker,
+            predict=lambda x: way.predict(x, [prior])[0],
+            moments=partial(laplace.moments, prior),
+            columns=columns,
+        )
 
     def score(self, name: str) -> Scores:
         split = self.worker.sets[name].split
@@ -76,7 +97,7 @@ class _Way:
     round: int
     linearised: bool
 
-    def predict(self, x: Tensor, priors: list[float]) -> list[Prediction]:
+    def predict(self, x: Tensor, priors: list[float]) -> list[AnyPrediction]:
         """Predict once for each precision of the prior."""
         settings = self.worker.settings
         if self.linearised:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from bfl_bench import records
 from bfl_bench.engines.worker import TEST, VALIDATION, Worker
+from bfl_bench.evaluation import truth
+from bfl_bench.evaluation.gaussian_noise import GaussianNoise
 from bfl_bench.evaluation.posterior import describe_posterior
+from bfl_bench.likelihood import AnyPrediction, Prediction
 from bfl_bench.method import Method, Predictive, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run import uncertainty
@@ -23,7 +26,9 @@ def evaluate_alternative(
         worker.task, state, replies, stream(worker.seed, "server", round_)
     )
     predictor = Predictor.of(worker, method, aggregated, round_)
-    values: Row = {**global_values(predictor.score(TEST)), **server_metrics, **predictor.columns}
+    prediction = predictor.predict(worker.sets[TEST].split.x)
+    values: Row = {**global_values(worker.score(prediction, worker.sets[TEST].split.y)), **server_metrics}
+    values |= predictor.columns | compare_with_truth(worker, predictor, prediction)
     return suffix(values | describe_state(worker, method, aggregated), name)
 
 
@@ -32,9 +37,11 @@ def evaluate_predictive(worker: Worker, kind: Predictive, state: Tensors, round_
     predictor = Predictor.of(worker, worker.method, state, round_, kind)
     predictions = {name: predictor.predict(set_.split.x) for name, set_ in worker.sets.items()}
     row: Row = {**global_values(worker.score(predictions[TEST], worker.sets[TEST].split.y))}
+    row |= compare_with_truth(worker, predictor, predictions[TEST])
     if VALIDATION in predictions:
         row |= set_values(VALIDATION, worker.score(predictions[VALIDATION], worker.sets[VALIDATION].split.y))
-    return suffix(row | uncertainty.describe(worker, predictions) | predictor.columns, kind)
+    classes = {name: one for name, one in predictions.items() if isinstance(one, Prediction)}
+    return suffix(row | uncertainty.describe(worker, classes) | predictor.columns, kind)
 
 
 def suffix(row: Row, name: str) -> Row:
@@ -53,6 +60,17 @@ def describe_state(worker: Worker, method: Method, state: Tensors) -> Row:
     return {} if posterior is None else {**describe_posterior(posterior)}
 
 
+def compare_with_truth(worker: Worker, predictor: Predictor, prediction: AnyPrediction) -> Row:
+    """Compute the columns of `eval.truth` for a model that predicts the test set so."""
+    if worker.truth is None:
+        return {}
+    moments = predictor.moments() if worker.truth.identifiable else None
+    if moments is not None and len(moments.mean) != len(worker.truth.moments.mean):  # a part of the parameters
+        moments = None
+    unit = worker.task.likelihood.unit if isinstance(worker.task.likelihood, GaussianNoise) else 1.0
+    return {**truth.compare(worker.truth, moments, prediction, unit)}
+
+
 def sweep_weights(worker: Worker, state: Tensors, replies: Replies, round_: int) -> list[Row]:
     """The global model of two clients' replies as the first one's weight goes from 0 to 1."""
     rows: list[Row] = []
@@ -61,7 +79,9 @@ def sweep_weights(worker: Worker, state: Tensors, replies: Replies, round_: int)
         task = replace(worker.task, sizes=(step, last - step))
         aggregated, _ = worker.method.server_update(task, state, replies, stream(worker.seed, "server", round_))
         values = global_values(Predictor.of(worker, worker.method, aggregated, round_).score(TEST))
-        rows.append({"round": round_, "weight": step / last, **{name: values[name] for name in ("ga", "nll", "ece")}})
+        rows.append(
+            {"round": round_, "weight": step / last, **{name: values.get(name) for name in ("ga", "nll", "ece")}}
+        )
     return rows
 
 

@@ -189,11 +189,13 @@ def write_summary(
 
 
 def _choose_best(rows: Sequence[Row], scored: str) -> tuple[Row | None, dict[str, str]]:
-    """Choose the best row by the NLL of the validation set, without one by the accuracy on the set itself."""
+    """Choose the best row by the NLL of the validation set, without one by accuracy on the set itself, or its NLL."""
     column = f"{VALIDATION}_nll"
     validated = [row for row in rows if row.get(column) is not None]
     if validated:
         return min(validated, key=lambda row: (row[column], row["round"])), {"set": VALIDATION, "column": column}
+    if any(row.get("rmse") is not None for row in rows):
+        return min(rows, key=lambda row: (row["nll"] or 0.0, row["round"] or 0)), {"set": scored, "column": "nll"}
     best = max(rows, key=lambda row: (row.get("ga") or 0.0, -(row["round"] or 0.0)), default=None)
     return best, {"set": scored, "column": "ga"}
 

@@ -33,7 +33,7 @@ class Trial:
     rung: int  # of a search that halves; its last one has the full number of rounds
     values: Mapping[str, Any]
     nll: float  # of the validation examples; infinite where the run diverged
-    ga: float
+    ga: float  # 0 where labels are numbers
     run: str  # the name of its folder
 
 
@@ -43,7 +43,10 @@ def read_trial(folder: Path, cell: Cell, values: Mapping[str, Any]) -> Trial | N
     if summary is None or summary["status"] not in ("done", "diverged"):
         return None
     scored = summary.get("best_by", {})
-    if scored.get("set") != "validation" or scored.get("column") != "ga":  # else of the test set, or of both
+    if scored.get("set") != "validation" or scored.get("column") not in (
+        "ga",
+        "nll",
+    ):  # else of the test set, or of both
         raise RunError(f"{folder} is not a run of a search: its scores are not of validation examples alone")
     final = summary["final"] if summary["status"] == "done" else None
     return Trial(
@@ -53,7 +56,7 @@ def read_trial(folder: Path, cell: Cell, values: Mapping[str, Any]) -> Trial | N
         rung=int(cell.names["rung"]),
         values=values,
         nll=final["nll"] if final else math.inf,
-        ga=final["ga"] if final else 0.0,
+        ga=(final.get("ga") or 0.0) if final else 0.0,
         run=folder.name,
     )
 

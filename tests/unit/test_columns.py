@@ -41,6 +41,26 @@ EXPECTED = {
     "unseen_brier": ("down", "Brier score (unseen clients)"),
     "unseen_acc": ("up", "accuracy of unseen clients"),
     "unseen_loss": ("down", "loss of unseen clients"),
+    "rmse": ("down", "root mean squared error"),
+    "crps": ("down", "CRPS"),
+    "quantile_error": ("down", "calibration error of quantiles"),
+    "covered50": (None, "coverage of 50 % intervals"),
+    "covered90": (None, "coverage of 90 % intervals"),
+    "covered95": (None, "coverage of 95 % intervals"),
+    "width50": ("down", "width of 50 % intervals"),
+    "width90": ("down", "width of 90 % intervals"),
+    "width95": ("down", "width of 95 % intervals"),
+    "validation_rmse": ("down", "root mean squared error (validation)"),
+    "validation_crps": ("down", "CRPS (validation)"),
+    "validation_quantile_error": ("down", "calibration error of quantiles (validation)"),
+    "validation_covered50": (None, "coverage of 50 % intervals (validation)"),
+    "validation_covered90": (None, "coverage of 90 % intervals (validation)"),
+    "validation_covered95": (None, "coverage of 95 % intervals (validation)"),
+    "validation_width50": ("down", "width of 50 % intervals (validation)"),
+    "validation_width90": ("down", "width of 90 % intervals (validation)"),
+    "validation_width95": ("down", "width of 95 % intervals (validation)"),
+    "s_rmse": ("down", "S RMSE"),
+    "mt_rmse": ("down", "MT RMSE"),
     "ece_signed": (None, "signed calibration error"),
     "ece_over": ("down", "overconfidence"),
     "ece_under": ("down", "underconfidence"),
@@ -82,6 +102,14 @@ EXPECTED = {
     "snr50": (None, "signal-to-noise ratio, 50 %"),
     "snr90": (None, "signal-to-noise ratio, 90 %"),
     "posterior_kl": (None, "KL of the global posterior"),
+    "truth_kl": ("down", "KL to the true posterior"),
+    "truth_w2": ("down", "Wasserstein distance to the true posterior"),
+    "truth_mean": ("down", "error of the posterior mean"),
+    "truth_spread": (None, "log ratio of spreads"),
+    "truth_tv": ("down", "total variation of predictions"),
+    "truth_agreement": ("up", "agreement with the true posterior"),
+    "truth_calibration": ("down", "calibration against the truth"),
+    "truth_std": ("down", "error of predictive spread"),
     "shift_ga": ("up", "global accuracy under shift"),
     "shift_nll": ("down", "negative log-likelihood under shift"),
     "shift_ece": ("down", "expected calibration error under shift"),
@@ -239,6 +267,9 @@ def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
     run_in(tmp_path / "shift", "method=fedavg", "rounds=1", "local.epochs=1", "eval.shift=[blur]")
     run_in(tmp_path / "rules", *two, "method=fvb", "eval.also_aggregate=[wb]", "eval.personalise=[0.5]")
     run_in(tmp_path / "unseen", *two, "method=fedavg", "partition.unseen=0.5")
+    numbers = ["dataset=diabetes", "local.lr=0.02", "num_clients=3", "rounds=1"]
+    run_in(tmp_path / "numbers", *numbers, "method=virtual", "partition.validation=0.2")
+    run_in(tmp_path / "rules", *two, "method=fvb", "eval.also_aggregate=[wb]")
     run_in(tmp_path / "solvers", *two, "method=fedlpa", "method.also_solve=[ea]")
     run_in(tmp_path / "posterior", *two, "method=fola", "eval.weight_rounds=[1]")
     records.start(tmp_path / "posterior", resolve(*two, "method=fola"), force=False)
@@ -246,6 +277,7 @@ def test_columns_that_settings_bring_are_registered(tmp_path: Path) -> None:
     names = set(itertools.chain(*(header(path) for path in tmp_path.glob("*/metrics.csv"))))
     assert {"worst10_mt_ece", "temperature@linearised", "precision_ratio@linearised", "shift_nll"} <= names
     assert {"la@wb(0.5)", "unseen_ga", "unseen_acc@10", "unseen_loss@0"} <= names
+    assert {"rmse", "mt_rmse", "validation_covered90"} <= names
     assert {"mt_acc", "worst10_own", "brier@wb", "std_norm@wb", "residual@ea", "ae", "lf", "repaired"} <= names
     assert [name for name in sorted(names) if columns.find(name) is None] == []
     for file in (records.RELIABILITY, records.RISK):

@@ -45,7 +45,8 @@ def test_list_shows_every_dataset_and_its_state(
     monkeypatch.setenv("BFL_DATA_DIR", str(tmp_path))
     assert main(["list"]) == 0
     states = dict.fromkeys([*SOURCES, "pmnist", "mnist_writers"], "missing")
-    states |= {"digits": "embedded", "synthetic": "embedded"}
+    embedded = "digits synthetic diabetes breast_cancer cultivars pooled_digits linear sine".split()
+    states |= dict.fromkeys(embedded, "embedded")
     assert list_states(capsys) == states
     fetch(tmp_path)
     main(["list"])
@@ -109,7 +110,8 @@ def test_unknown_name_is_one_sentence_before_anything_is_done(
 ) -> None:
     assert main(["get", "mnist", "minst", "--data-dir", str(tmp_path)]) == 2
     allowed = "mnist, fashion_mnist, kmnist, emnist, cifar10, cifar100, svhn, qmnist, femnist, har, har_raw, vsn, "
-    allowed += "shakespeare, pmnist, mnist_writers, digits, synthetic"
+    allowed += "shakespeare, abalone, auto_mpg, wine, bike, kin8nm, pmnist, mnist_writers, digits, diabetes, "
+    allowed += "breast_cancer, cultivars, pooled_digits, linear, sine, synthetic"
     assert capsys.readouterr().err == f"bfl-data: dataset: got 'minst', allowed: {allowed}\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -146,4 +148,5 @@ def test_what_has_no_published_sum_is_called_plausible(
     assert [name for name, source in SOURCES.items() if not all(layout.has_sums for layout in source.layouts)] == [
         *("kmnist", "emnist"),
         *("femnist", "har", "vsn"),
+        *("wine", "bike", "kin8nm"),
     ]

@@ -244,6 +244,7 @@ OTHERWISE = {
     "eval.also_predict": ["mean"],
     "eval.prior_precision": 10.0,
     "eval.laplace_layers": "last",
+    "eval.truth": "linear",
     "eval.shift": ["blur"],
     "eval.severities": [1, 5],
     "eval.local_share": 0.2,

@@ -146,7 +146,7 @@ def test_foreign_inputs_are_normalised_by_the_training_datas_constants() -> None
     ("names", "sentence"),
     [
         ("[cifar10]", r"eval\.ood: got 'cifar10', allowed: datasets with inputs of shape \(1, 28, 28\)"),
-        ("[nothing]", r"eval\.ood: got 'nothing', allowed: cifar10, "),
+        ("[nothing]", r"eval\.ood: got 'nothing', allowed: abalone, "),
         ("[mnist]", r"eval\.ood: got 'mnist', allowed: another dataset"),
         ("mnist", r"eval\.ood: got 'mnist', allowed: a list of names of datasets"),
     ],

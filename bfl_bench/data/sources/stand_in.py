@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from bfl_bench.data.sources.characters import NUM_CLASSES, Choice
 from bfl_bench.data.sources.federations import Activities, Examples, Parts, Signals, Writers, name_numbers
 from bfl_bench.data.sources.files import Arrays
+from bfl_bench.data.sources.tables import Table
 
 TRAIN, TEST = 1200, 200  # examples
+TABLES = {"abalone": 10, "auto_mpg": 9, "wine": 11, "bike": 12, "kin8nm": 8}  # features
 
 
 def make(source: str) -> Any:
@@ -35,6 +37,8 @@ def make(source: str) -> Any:
         return Activities(_own(*_features(561, 12), 30), 12)
     if source == "har_raw":
         return _signals()
+    if source in TABLES:
+        return _table(TABLES[source])
     if source == "shakespeare":
         return {"made up": _play(num_roles=100, length=1000)}
     raise ValueError(f"{source} has no stand-in")
@@ -62,6 +66,12 @@ def _images(channels: int, side: int, num_classes: int = 10) -> Arrays:
 def _features(width: int, num_classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     x, y = _draw(TRAIN, (width,), num_classes, 1)
     return np.clip(0.3 * x, -1, 1).astype(np.float32), y
+
+
+def _table(width: int) -> Table:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(TRAIN, width))
+    return Table(x, x.sum(1) + rng.normal(size=TRAIN))
 
 
 def _own(x: NDArray[Any], y: NDArray[np.int64], num_clients: int) -> Examples:

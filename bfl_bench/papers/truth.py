@@ -1,0 +1,103 @@
+"""Methods against true posteriors: a table and a figure of the distances, by problem and heterogeneity."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bfl_bench import records, report
+from bfl_bench.evaluation import columns
+from bfl_bench.papers.pages import Maker, Page
+from bfl_bench.report import Run
+
+SHOWN = ("truth_tv", "truth_mean", "truth_spread", "truth_kl", "truth_calibration")
+DISTANCES = ("truth_kl", "truth_w2", "truth_mean", "truth_spread", "truth_tv", "truth_agreement", "truth_calibration")
+
+
+def _axis(page: Page, axis: str) -> list[str]:
+    """List what there is along an axis, in the order of the cells."""
+    return list(dict.fromkeys(cell.names[axis] for cell, _ in page.entries))
+
+
+def _mean(runs: Sequence[Run], column: str) -> float | None:
+    """Average the last round over seeds; None where a run has no such number."""
+    values = [run.final.get(column) for run in runs]
+    numbers = [float(value) for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
+
+
+def _at(page: Page, method: str, problem: str, alpha: str) -> list[Run]:
+    wanted = {"cell": method, "problem": problem, "partition.alpha": alpha}
+    return [run for cell, run in page.entries if all(cell.names[axis] == name for axis, name in wanted.items())]
+
+
+def make_table(page: Page) -> None:
+    """Write a table of each distance, the alphas side by side in a cell."""
+    methods, problems, alphas = (_axis(page, axis) for axis in ("cell", "problem", "partition.alpha"))
+    text = f"# {page.table.title}\n\nIn a cell: alpha {' / '.join(alphas)}; -: no run, a point, or parameters that "
+    text += "cannot be told apart.\n\n"
+    for column in SHOWN:
+        lines: list[list[str]] = []
+        for method in methods:
+            cells = [
+                [_mean(found, column) if (found := _at(page, method, problem, alpha)) else None for alpha in alphas]
+                for problem in problems
+            ]
+            if any(value is not None for cell in cells for value in cell):
+                lines.append([method, *(" / ".join(map(_write, cell)) for cell in cells)])
+        if lines:
+            text += f"## {columns.heading(column)}\n\n{columns.describe(column)}\n\n"
+            text += report.markdown(["method", *problems], lines) + "\n"
+    rows: list[dict[str, object]] = [
+        {"method": cell.label, "problem": cell.names["problem"], "alpha": cell.names["partition.alpha"]}
+        | {"seed": cell.seed, **{column: run.final.get(column) for column in DISTANCES}}
+        for cell, run in page.entries
+    ]
+    page.write(text, rows)
+
+
+def _write(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def make_figure(page: Page) -> None:
+    """Draw the total variation of predictions over rounds, and at the end over heterogeneity, problem by problem."""
+    from matplotlib.figure import Figure
+
+    methods, problems, alphas = (_axis(page, axis) for axis in ("cell", "problem", "partition.alpha"))
+    figure = Figure(figsize=(2.9 * len(problems), 7.2), layout="constrained")
+    axes = figure.subplots(2, len(problems), squeeze=False)
+    styles = {name: {"color": f"C{i % 10}", "linestyle": ("-", "--")[i // 10 % 2]} for i, name in enumerate(methods)}
+    for column, problem in enumerate(problems):
+        over_rounds, over_alphas = axes[0][column], axes[1][column]
+        for method in methods:
+            style = {"linewidth": 1.3, "marker": ".", "label": method, **styles[method]}
+            hardest = _at(page, method, problem, alphas[-1])
+            if hardest:
+                rows = records.read_table(hardest[0].folder / records.METRICS)
+                points = [(row["round"], row["truth_tv"]) for row in rows if row.get("truth_tv") is not None]
+                over_rounds.plot(*zip(*points, strict=True), **style)
+            ends = [(float(alpha), _mean(_at(page, method, problem, alpha), "truth_tv")) for alpha in alphas]
+            found = [(alpha, value) for alpha, value in ends if value is not None]
+            if found:
+                over_alphas.plot(*zip(*found, strict=True), **style)
+        over_rounds.set(title=f"{problem}, alpha {alphas[-1]}", xlabel="round", yscale="log")
+        over_alphas.set(title=f"{problem}, last round", xlabel="alpha", xscale="log", yscale="log")
+        for panel in (over_rounds, over_alphas):
+            panel.grid(alpha=0.3)
+    for row in axes:
+        row[0].set_ylabel(columns.label("truth_tv"))
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
+    cells: list[dict[str, object]] = [
+        {
+            "method": method,
+            **{problem: _mean(_at(page, method, problem, alphas[-1]), "truth_tv") for problem in problems},
+        }
+        for method in methods
+    ]
+    text = f"# {page.table.title}\n\n{columns.label('truth_tv')} at alpha {alphas[-1]}, last round\n\n"
+    page.write(text + report.cells_as_markdown(cells), cells)
+    page.save_figure(figure)
+
+
+MAKERS: dict[str, Maker] = {"posteriors": make_table, "figure": make_figure}
+WITHOUT_RUNS: dict[str, Callable[[Path], None]] = {}
