@@ -1,0 +1,69 @@
+"""The campaign against bfl-bench: kills, damaged files, bad words, bad parts; with counts.
+
+    python -m tests.campaign                  a sample of each, about two minutes
+    python -m tests.campaign --size 20        twenty times as many
+    python -m tests.campaign --stage crashes --size 1000
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign")
+    parser.add_argument("--stage", choices=STAGES, action="append", help="several are possible; all unless given")
+    parser.add_argument("--size", type=int, default=1, help="how many times the cases of a sample")
+    parser.add_argument("--seed", type=int, default=0, help="which cases are in the sample")
+    arguments = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder).resolve()
+        warm_up(work / "warm")
+        for stage in arguments.stage or STAGES:
+            tally = STAGES[stage](work / stage, arguments.size, arguments.seed)
+            print(tally, flush=True)
+            for failure in tally.failures:
+                print(f"  {failure}", flush=True)
+            failed = failed or bool(tally.failures)
+    return int(failed)
+
+
+def warm_up(work: Path) -> None:
+    """Import here what children would import one by one."""
+    from bfl_bench.commands.run import main as run
+    from tests.composing import SMALL
+
+    work.mkdir()
+    sys.argv = ["bfl-run", *SMALL, "rounds=1", f"out={work}", "eval.uncertainty=true"]
+    sys.stderr = sys.stdout = Path(os.devnull).open("w")
+    try:
+        run()
+    finally:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+
+
+def _crashes(work: Path, size: int, seed: int) -> object:
+    from tests.campaign.crashes import try_crashes
+
+    return try_crashes(work, max(1, 30 // size), seed)
+
+
+def _damages(work: Path, size: int, seed: int) -> object:
+    from tests.campaign.damages import try_damages
+
+    return try_damages(work, max(1, 40 // size), seed)
+
+
+def _inputs(work: Path, size: int, seed: int) -> object:
+    from tests.campaign.inputs import try_inputs
+
+    return try_inputs(work, max(1, size // 10), min(1.0, size / 10), seed)
+
+
+STAGES = {"crashes": _crashes, "damages": _damages, "inputs": _inputs}
+
+if __name__ == "__main__":
+    sys.exit(main())

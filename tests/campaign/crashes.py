@@ -1,0 +1,166 @@
+"""Crash points: a run is killed before, and in the middle of, everything that it does to a file, and then continued.
+
+The points are found by Python's audit events (files opened for writing, renamed, removed, cut, folders made and
+removed) and by the writes into files; in the middle of a write means that half of the bytes have reached the file.
+"""
+
+import builtins
+import io
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.campaign.driving import Tally, bfl_run, contents, differing, fault, only_folder
+from tests.composing import SMALL
+
+EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "shutil.rmtree")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    words: tuple[str, ...]
+    sync_seconds: float  # between checkpoints that are forced onto the disk: 0 takes the way of the second checkpoint
+    again: str = ""  # the run was there before: "killed" half way, or "finished", to be run again with force=true
+
+
+SHORT = (*SMALL, "rounds=2", "num_clients=2", "local.epochs=1")
+SCENARIOS = (
+    Scenario("a run", (*SHORT, "method=fedavg"), 1e9),
+    Scenario(
+        "private states", (*SHORT, "method=scaffold", "eval.uncertainty=true", "partition.validation=0.2"), 0.0
+    ),
+    Scenario("a run that is continued", (*SHORT, "method=scaffold"), 0.0, again="killed"),
+    Scenario("a run that is forced", (*SHORT, "method=fedavg"), 1e9, again="finished"),
+)
+
+
+class Points:
+    """Counts what is done to files below a folder; at the point `kill`, the process is killed."""
+
+    def __init__(self, below: Path, kill: int | None, log: Path | None) -> None:
+        self._below, self._kill, self._log = str(below), kill, log
+        self.seen: list[str] = []
+
+    def install(self) -> None:
+        sys.addaudithook(self._hear)
+        opener = io.open
+
+        def open_(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+            stream = opener(file, mode, *arguments, **named)
+            return _Torn(stream, self, str(file)) if self._is_ours(file) and set(mode) & set("wax+") else stream
+
+        builtins.open = io.open = open_  # type: ignore[assignment]
+
+    def reach(self, what: str, path: object, half: Callable[[], object] | None = None) -> None:
+        self.seen.append(f"{what} {str(path).removeprefix(self._below)}")
+        if self._log is not None:
+            descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.write(descriptor, f"{self.seen[-1]}\n".encode())
+            os.close(descriptor)
+        if len(self.seen) - 1 == self._kill:
+            if half is not None:
+                half()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_ours(self, path: object) -> bool:
+        return isinstance(path, str | os.PathLike) and str(os.fspath(path)).startswith(self._below)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            if self._is_ours(arguments[0]) and isinstance(arguments[2], int) and arguments[2] & WRITING:
+                self.reach("open", arguments[0])
+        elif event in EVENTS and (self._is_ours(arguments[0]) or not str(arguments[0]).startswith("/")):
+            self.reach(event, arguments[0])
+
+
+class _Torn:
+    """A file whose writes are points: at the fatal one half of the bytes arrive."""
+
+    def __init__(self, stream: Any, points: Points, name: str) -> None:
+        self._stream, self._points, self._name = stream, points, name
+
+    def write(self, data: Any) -> Any:
+        def half() -> None:
+            self._stream.write(data[: len(data) // 2])
+            self._stream.flush()
+
+        self._points.reach("write", self._name, half)
+        return self._stream.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __enter__(self) -> "_Torn":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._stream)
+
+
+def try_crashes(work: Path, every: int, first: int = 0) -> Tally:
+    """Kill runs at every `every`-th point, beginning with the `first`, and continue them."""
+    tally = Tally("crash points")
+    for scenario in SCENARIOS:
+        _try_scenario(scenario, work / scenario.name.replace(" ", "_"), every, first, tally)
+    return tally
+
+
+def _try_scenario(scenario: Scenario, work: Path, every: int, first: int, tally: Tally) -> None:
+    work.mkdir(parents=True)
+    out, log = work / "out", work / "points"
+    words = (*scenario.words, f"out={out}")
+
+    def start(kill: int | None, log_: Path | None, *more: str) -> Any:
+        def prepare() -> None:
+            set_sync(scenario.sync_seconds)
+            Points(out, kill, log_).install()
+
+        return bfl_run(work, *words, *more, prepare=prepare)
+
+    ended = start(None, log)
+    assert ended.code == 0, ended.err
+    whole = contents(only_folder(out))
+    kept, more = work / "before", ()
+    if scenario.again:
+        if scenario.again == "killed":
+            points = log.read_text().splitlines()
+            middle = next(i for i, point in enumerate(points) if "manifest.json" in point and "rename" in point) + 3
+            shutil.rmtree(out)
+            assert start(middle, None).code == -signal.SIGKILL
+        else:
+            more = ("force=true",)
+        shutil.copytree(out, kept)
+        log.unlink()
+        assert start(None, log, *more).code == 0
+    points = log.read_text().splitlines()
+    for index in range(first % every, len(points), every):
+        shutil.rmtree(out)
+        if kept.exists():
+            shutil.copytree(kept, out)
+        case = f"{scenario.name}, killed at {points[index]} ({index} of {len(points)})"
+        killed = start(index, None, *more)
+        if killed.code != -signal.SIGKILL:
+            tally.add("not reached", case, killed)
+            continue
+        ended = bfl_run(work, *words, prepare=lambda: set_sync(scenario.sync_seconds))
+        others = differing(only_folder(out), whole) if ended.code == 0 else []
+        verdict = fault(ended) or ("lost" if ended.code else "silent" if others else "same bytes")
+        tally.add(verdict, f"{case}; other files: {' '.join(others)}", ended)
+    shutil.rmtree(work)
+
+
+def set_sync(seconds: float) -> None:
+    """Set how often checkpoints are forced onto the disk."""
+    from bfl_bench.run import checkpoint
+
+    checkpoint.SYNC_SECONDS = seconds
