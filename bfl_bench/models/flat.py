@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bfl_bench.errors import PartError
+
 LOG_VARIANCE = "_log_variance"
 """The end of the names of parameters that hold log variances."""
 
@@ -153,6 +155,9 @@ class FlatModel:
 
     def load(self, vector: Tensor) -> None:
         """Make this the network's parameters; its integer buffers, which count batches, start anew."""
+        if getattr(vector, "shape", None) != self.vector.shape:  # or a number would fill it
+            found = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
+            raise PartError(f"parameters to load: got {found}; expected: a tensor {tuple(self.vector.shape)}")
         self.vector.copy_(vector)
         for counter, initial in self._counters.items():
             counter.copy_(initial)

@@ -1,14 +1,15 @@
 """The campaign against bfl-bench: kills, damaged files, bad words, bad parts; with counts.
 
-    python -m tests.campaign                  a sample of each, about two minutes
-    python -m tests.campaign --size 20        twenty times as many
-    python -m tests.campaign --stage crashes --size 1000
+python -m tests.campaign                  a sample of each, about two minutes
+python -m tests.campaign --size 20        twenty times as many
+python -m tests.campaign --stage crashes --size 1000
 """
 
 import argparse
 import os
 import sys
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 
@@ -38,11 +39,8 @@ def warm_up(work: Path) -> None:
 
     work.mkdir()
     sys.argv = ["bfl-run", *SMALL, "rounds=1", f"out={work}", "eval.uncertainty=true"]
-    sys.stderr = sys.stdout = Path(os.devnull).open("w")
-    try:
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         run()
-    finally:
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
 
 def _crashes(work: Path, size: int, seed: int) -> object:
@@ -63,7 +61,13 @@ def _inputs(work: Path, size: int, seed: int) -> object:
     return try_inputs(work, max(1, size // 10), min(1.0, size / 10), seed)
 
 
-STAGES = {"crashes": _crashes, "damages": _damages, "inputs": _inputs}
+def _parts(work: Path, size: int, seed: int) -> object:
+    from tests.campaign.parts import try_parts
+
+    return try_parts(work, max(1, 10 // size), seed)
+
+
+STAGES = {"crashes": _crashes, "damages": _damages, "inputs": _inputs, "parts": _parts}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,9 +33,7 @@ class Scenario:
 SHORT = (*SMALL, "rounds=2", "num_clients=2", "local.epochs=1")
 SCENARIOS = (
     Scenario("a run", (*SHORT, "method=fedavg"), 1e9),
-    Scenario(
-        "private states", (*SHORT, "method=scaffold", "eval.uncertainty=true", "partition.validation=0.2"), 0.0
-    ),
+    Scenario("private states", (*SHORT, "method=scaffold", "eval.uncertainty=true", "partition.validation=0.2"), 0.0),
     Scenario("a run that is continued", (*SHORT, "method=scaffold"), 0.0, again="killed"),
     Scenario("a run that is forced", (*SHORT, "method=fedavg"), 1e9, again="finished"),
 )

@@ -133,9 +133,7 @@ def _files(out: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in files]
 
 
-def _judge(
-    ended: Ended, folder: Path, name: str, whole: dict[str, bytes], finished: bool
-) -> tuple[str, list[str]]:
+def _judge(ended: Ended, folder: Path, name: str, whole: dict[str, bytes], finished: bool) -> tuple[str, list[str]]:
     if found := fault(ended):
         return found, []
     if ended.code:

@@ -35,6 +35,7 @@ from tests.composing import NEEDS, SMALL
 
 SECTIONS = {"local": LocalSettings, "server": ServerStep, "eval": EvalSettings, "checkpoint": CheckpointSettings}
 LEFT_OUT = ("force", "dry_run", "out", "data_dir")
+SUPPLIED = "self return input_shape num_classes means variances weights generator aggregator".split()
 HOSTILE = [
     "null", "true", "-1", "0", "1e400", "-1e400", "nan", "inf", "-inf", str(2**63), "1" + "0" * 400, "1e-400",
     "''", "' '", "abc", "..", "/", "~", "[]", "[[]]", "{}", "{a:1}", "[1,a]", "'${seed}'", "'${nothing}'", "'???'",
@@ -58,6 +59,8 @@ def find_keys() -> list[Key]:
     found += _of("model.", GaussianSettings, ("method=fvb", "aggregator=eaa"))
     for group in PARTS:
         for path in sorted((config_folder() / group).glob("[!_]*.yaml")):
+            if path.stem == "ray":  # is an extra
+                continue
             words = (f"{group}={path.stem}", *_what_it_needs(group, path.stem))
             if (target := _target(path)) is not None:
                 found += _of(f"{group}.", pkgutil.resolve_name(target), words)
@@ -84,9 +87,8 @@ def _what_it_needs(group: str, name: str) -> tuple[str, ...]:
 
 def _of(prefix: str, target: Any, words: tuple[str, ...]) -> Iterator[Key]:
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
-    given_ = ("self", "return", "input_shape", "num_classes", "means", "variances", "weights", "generator", "aggregator")
     for name, annotation in hints.items():
-        if name not in given_ or (name == "weights" and prefix == "method."):
+        if name not in SUPPLIED or (name == "weights" and prefix == "method."):
             yield Key(prefix + name, annotation, words)
 
 
@@ -112,13 +114,15 @@ def draw_words(annotation: Any, num: int, seed: int) -> list[str]:
 def _near(annotation: Any) -> "st.SearchStrategy[Any]":
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        ends = [getattr(bound, name) for bound in arguments[1:] for name in ("bound", "low", "high") if hasattr(bound, name)]
+        names = ("bound", "low", "high")
+        ends = [getattr(bound, name) for bound in arguments[1:] for name in names if hasattr(bound, name)]
         steps = [end + step for end in ends for step in (-1, -1e-9, 0, 1e-9, 1)]
-        return st.one_of(_near(arguments[0]), st.sampled_from([*steps, *map(int, steps)])) if steps else _near(arguments[0])
+        near = _near(arguments[0])
+        return st.one_of(near, st.sampled_from([*steps, *map(int, steps)])) if steps else near
     if origin in (Union, types.UnionType):
         return st.one_of(*map(_near, arguments))
     if origin is Literal:
-        return st.one_of(st.sampled_from(arguments), st.sampled_from([str(arguments[0]) + "x", str(arguments[0]).upper()]))
+        return st.sampled_from([*arguments, f"{arguments[0]}x", str(arguments[0]).upper()])
     if origin is list:
         return st.lists(_near(arguments[0]), max_size=4)
     if annotation is int:
@@ -161,6 +165,7 @@ def _attempt(work: Path, key: Key, word: str, tally: Tally) -> None:
 def _belongs(word: str, chosen: tuple[str, ...]) -> bool:
     """Leave out what is of another dataset or network than the chosen one."""
     groups = {choice.partition("=")[0] for choice in chosen}
+    groups |= {"model"} if "dataset" in groups else set()  # which the dataset brings
     return not any(word.startswith(group) for group in groups & {"dataset", "model", "partition"})
 
 
