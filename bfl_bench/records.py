@@ -279,6 +279,31 @@ def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
         write_text(folder / CONFIG, text)
 
 
+def find_changed(folder: Path, summary: Mapping[str, Any]) -> list[str]:
+    """Name the files of a run that is done which are not what its last checkpoint noted, or say other numbers."""
+    name = f"{CHECKPOINT}/{MANIFEST}"
+    try:
+        notes = (read_json(folder / name) or {}).get("notes", {})
+    except RunError:
+        return [name]
+    described = notes.get("tables", {}) if summary["status"] == "done" else {}
+    found = [table for table, said in described.items() if not _is_as_described(folder / table, said)]
+    if METRICS in described and METRICS not in found and read_table(folder / METRICS)[-1] != summary.get("final"):
+        found.append(SUMMARY)
+    return found
+
+
+def _is_as_described(path: Path, said: Mapping[str, Any]) -> bool:
+    try:
+        content = reading.read_bytes(path)
+    except FileNotFoundError:
+        return not said.get("length")
+    except DamagedError:
+        return False
+    digest = said.get("sha256")  # which earlier versions did not note
+    return digest is None or hashlib.sha256(content).hexdigest() == digest
+
+
 class _PlainDumper(yaml.SafeDumper):
     """Writes a list that stands in two places twice: a reader takes no aliases."""
 

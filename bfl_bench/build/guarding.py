@@ -41,7 +41,7 @@ def guard(method: Method) -> Method:
 
 @contextmanager
 def blaming(what: str, *given: tuple[str, object]) -> Iterator[None]:
-    """Say an error that was not raised in a file of the user's as one of the part, with the values that it worked on."""
+    """Say an error that was not raised in a file of the user's as one of the part, with the values that it had."""
     try:
         yield
     except (BflError, *KEPT_BY_OTHERS):
@@ -79,15 +79,8 @@ def _check_state(what: str, value: object, task: Task) -> Any:
             kind = "complex" if item.is_complex() else "sparse" if item.layout != torch.strided else "empty (meta)"
             raise PartError(f"{what} {name!r}, a {kind} tensor; expected: a dense one of real numbers")
         if name == "params" and (item.shape != vector.shape or item.dtype != vector.dtype):
-            raise PartError(
-                f"{what} 'params': {describe(item)}; expected: {describe(vector)}, the network's parameters"
-            )
-        if (
-            name.endswith(("precision", "variance"))
-            and "log" not in name
-            and item.dim() == 1
-            and bool((item < 0).any())
-        ):
+            raise PartError(f"{what} 'params': {describe(item)}; expected: {describe(vector)}, all of the network's")
+        if name in SPREADS and item.dim() == 1 and bool((item < 0).any()):
             raise PartError(f"{what} {name!r} with {int((item < 0).sum())} negative entries; expected: none below zero")
     return value
 
@@ -102,9 +95,7 @@ def _check_vector(what: str, value: object, task: Task) -> Any:
 def _check_names(what: str, metrics: object) -> None:
     for name in metrics if isinstance(metrics, dict) else ():
         if isinstance(name, str) and (not name or not name.isprintable() or set(name) & set(",\"'")):
-            raise PartError(
-                f"{what} a metric named {name!r}; expected: the name of a column, without commas and quotes"
-            )
+            raise PartError(f"{what} a metric named {name!r}; expected: a name without commas, quotes and line ends")
 
 
 @dataclass(frozen=True)

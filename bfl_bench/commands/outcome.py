@@ -1,5 +1,6 @@
 """How a job ended, and what is said of it: an error as one sentence and an exit code."""
 
+import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ class Outcome:
     message: str = ""
     exit_code: int = 0
     traceback: str = ""  # of an error that nobody foresaw
+    objective: float = math.inf  # for a sweeper that searches, such as Optuna's: lower is better
+
+    def __float__(self) -> float:
+        return self.objective
 
 
 def outcome_of(error: BaseException, words: Sequence[str] = ()) -> Outcome:
