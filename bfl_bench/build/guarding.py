@@ -42,8 +42,11 @@ def guard(method: Method) -> Method:
 @contextmanager
 def blaming(what: str, *given: tuple[str, object]) -> Iterator[None]:
     """Say an error that was not raised in a file of the user's as one of the part, with the values that it had."""
+    part = what.partition(":")[0]
     try:
         yield
+    except PartError as error:
+        raise error if str(error).startswith(part) else PartError(f"{what}: {error}") from None
     except (BflError, *KEPT_BY_OTHERS):
         raise
     except Exception as error:
@@ -78,6 +81,8 @@ def _check_state(what: str, value: object, task: Task) -> Any:
         if item.layout != torch.strided or item.device.type == "meta" or item.is_complex():
             kind = "complex" if item.is_complex() else "sparse" if item.layout != torch.strided else "empty (meta)"
             raise PartError(f"{what} {name!r}, a {kind} tensor; expected: a dense one of real numbers")
+        if item.requires_grad:
+            raise PartError(f"{what} {name!r}, a tensor with its gradient's graph; expected: a detached one")
         if name == "params" and (item.shape != vector.shape or item.dtype != vector.dtype):
             raise PartError(f"{what} 'params': {describe(item)}; expected: {describe(vector)}, all of the network's")
         if name in SPREADS and item.dim() == 1 and bool((item < 0).any()):

@@ -100,7 +100,13 @@ def _check_labels(name: str, dataset: Dataset) -> None:
 
 def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: ServerData | None) -> Task:
     """Make the network and all that clients and server share; let the method and the engine refuse it."""
-    model = FlatModel(_make_module(plan, dataset), plan.device)
+    try:
+        model = FlatModel(_make_module(plan, dataset), plan.device)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(
+            "model", plan.model_name, f"one whose parameters are there from the start ({reason})"
+        ) from None
     others = range(1, plan.method.needs.num_initials)
     initials = [model.initial, *(FlatModel(_make_module(plan, dataset, j), plan.device).initial for j in others)]
     asked = plan.method.needs.server_data

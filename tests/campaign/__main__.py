@@ -7,6 +7,7 @@ python -m tests.campaign --stage crashes --size 1000
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -26,8 +27,6 @@ def main() -> int:
         for stage in arguments.stage or STAGES:
             tally = STAGES[stage](work / stage, arguments.size, arguments.seed)
             print(tally, flush=True)
-            for failure in tally.failures:
-                print(f"  {failure}", flush=True)
             failed = failed or bool(tally.failures)
     return int(failed)
 
@@ -39,8 +38,11 @@ def warm_up(work: Path) -> None:
 
     work.mkdir()
     sys.argv = ["bfl-run", *SMALL, "rounds=1", f"out={work}", "eval.uncertainty=true"]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         run()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _crashes(work: Path, size: int, seed: int) -> object:
@@ -67,7 +69,19 @@ def _parts(work: Path, size: int, seed: int) -> object:
     return try_parts(work, max(1, 10 // size), seed)
 
 
-STAGES = {"crashes": _crashes, "damages": _damages, "inputs": _inputs, "parts": _parts}
+def _surroundings(work: Path, size: int, seed: int) -> object:
+    from tests.campaign.surroundings import try_surroundings
+
+    return try_surroundings(work, max(1, 40 // size), seed)
+
+
+STAGES = {
+    "crashes": _crashes,
+    "surroundings": _surroundings,
+    "damages": _damages,
+    "inputs": _inputs,
+    "parts": _parts,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

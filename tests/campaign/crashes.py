@@ -5,6 +5,7 @@ removed) and by the writes into files; in the middle of a write means that half 
 """
 
 import builtins
+import errno
 import io
 import os
 import shutil
@@ -40,13 +41,14 @@ SCENARIOS = (
 
 
 class Points:
-    """Counts what is done to files below a folder; at the point `kill`, the process is killed."""
+    """Counts what is done to files below a folder; at one point the process is killed, or the disk begins to fail."""
 
-    def __init__(self, below: Path, kill: int | None, log: Path | None) -> None:
-        self._below, self._kill, self._log = str(below), kill, log
+    def __init__(self, below: Path, at: int | None, log: Path | None = None, failure: int | None = None) -> None:
+        self._below, self._at, self._log, self._failure = str(below), at, log, failure
         self.seen: list[str] = []
 
     def install(self) -> None:
+        """Listen from now on; nothing takes that back."""
         sys.addaudithook(self._hear)
         opener = io.open
 
@@ -62,10 +64,18 @@ class Points:
             descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.write(descriptor, f"{self.seen[-1]}\n".encode())
             os.close(descriptor)
-        if len(self.seen) - 1 == self._kill:
-            if half is not None:
-                half()
+        number = len(self.seen) - 1
+        if number == self._at and half is not None:
+            half()
+        if number == self._at and self._failure is None:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._at is not None and number >= self._at and self._fails(what):
+            assert self._failure is not None
+            raise OSError(self._failure, os.strerror(self._failure), str(path))
+
+    def _fails(self, what: str) -> bool:
+        """From its point on, a disk that is full can still remove and rename; one that is read-only cannot."""
+        return self._failure == errno.EROFS or what in ("open", "write", "os.mkdir")
 
     def _is_ours(self, path: object) -> bool:
         return isinstance(path, str | os.PathLike) and str(os.fspath(path)).startswith(self._below)

@@ -43,6 +43,7 @@ class Tally:
         if verdict in FAILURES:
             said = " | ".join(ended.err.strip().splitlines()[-2:])
             self.failures.append(f"{verdict}: {case} -> {ended.code} {said:.300}")
+            print(f"  {self.failures[-1]}", flush=True)
 
     def __str__(self) -> str:
         total = sum(self.counts.values())

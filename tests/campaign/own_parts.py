@@ -36,8 +36,8 @@ OF_ITS_OWN = (
 )
 """Changes that are nobody's business in a client's private state."""
 
-HARMLESS = ("double parameters", "half parameters", "whole buffer", "labels of two axes")
-"""Changes after which a part is still one: networks are made float32, sequences have labels at every position."""
+HARMLESS = ("double parameters", "half parameters", "whole buffer", "fractions")
+"""Changes after which a part is still one: networks are made float32, `Partition.of` makes whole numbers."""
 
 TENSORS: dict[str, Any] = {
     "none": lambda good: None,

@@ -49,7 +49,11 @@ def cases() -> Iterator[Case]:
                 words = [f"method={'fedavg' if target == 'Point' else 'fola'}", f"method._target_={MODULE}.{target}"]
                 words += ["method.name=own", f"+method.where={where}", f"+method.what={what!r}"]
                 words += ["eval.predictive=mean"] if where == "mean" else []
-                private = where in ("memory", "init_client") and what in own_parts.OF_ITS_OWN
+                private = (
+                    (where, what) == ("draws", "double")
+                    or where in ("memory", "init_client")
+                    and what in own_parts.OF_ITS_OWN
+                )
                 yield Case(
                     part="method", where=where, what=what, words=(*words,), allowed=private or what in own_parts.KEPT
                 )
@@ -59,7 +63,11 @@ def cases() -> Iterator[Case]:
                 method = "method=fvb" if group == "aggregator" else "method=fedavg"
                 words = [method, f"{group}=own", f"{group}.what={what!r}"]
                 words += [f"{group}.where={where}"] if group in ("model", "observer") else []
-                yield Case(part=group, where=where, what=what, words=(*words,), allowed=what in own_parts.HARMLESS)
+                yield Case(part=group, where=where, what=what, words=(*words,), allowed=_is_harmless(group, what))
+
+
+def _is_harmless(group: str, what: str) -> bool:
+    return what in own_parts.HARMLESS or (group, what) == ("model", "double")
 
 
 def write_options(conf: Path) -> None:
@@ -92,13 +100,14 @@ def _arrange(case: Case) -> list[str]:
 
 
 def _judge(case: Case, ended: Ended) -> str:
-    if case.what == "raises" and ended.code == 1 and "own_parts.py" in ended.err.splitlines()[-1]:
+    last = ended.err.strip().splitlines()[-1] if ended.err.strip() else ""
+    if (case.what == "raises" or case.allowed) and ended.code == 1 and "own_parts.py" in last:
         return "own error"  # with a traceback, which its author needs
     if found := fault(ended):
         return found
     if ended.code:
         if case.allowed:
             return "allowed"
-        last = ended.err.strip().splitlines()[-1]
-        return "told" if "own" in last or "diverged" in last else "unnamed"
+        named = "own" in last or "diverged" in last or last.startswith(f"bfl-run: {case.part}")
+        return "told" if named else "unnamed"
     return "allowed" if case.allowed else "silent"
