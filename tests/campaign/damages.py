@@ -12,8 +12,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.campaign.crashes import SHORT, Points, set_sync
+from tests.campaign.crashes import SHORT, set_sync
 from tests.campaign.driving import Ended, Tally, bfl_report, bfl_run, contents, differing, fault, only_folder
+from tests.campaign.points import Points
 
 WORDS = (*SHORT, "method=scaffold")
 BOMB = b"a: &a [x,x]\n" + b"".join(b"%c: &%c [*%c,*%c]\n" % (i + 1, i + 1, i, i) for i in range(97, 117))

@@ -158,7 +158,7 @@ def try_inputs(work: Path, per_key: int, share: float, seed: int) -> Tally:
 def _attempt(work: Path, key: Key, word: str, tally: Tally) -> None:
     base = [word_ for word_ in SMALL if _belongs(word_, key.words)]
     ended = bfl_run(work, *base, *key.words, "rounds=1", *_shortened(key, word), f"{key.key}={word}")
-    tally.add(_judge(ended, key, word, work), f"{' '.join(key.words)} {key.key}={word:.60}", ended)
+    tally.add(judge(ended, key, word, work), f"{' '.join(key.words)} {key.key}={word:.60}", ended)
     shutil.rmtree(work / "outputs", ignore_errors=True)
 
 
@@ -180,7 +180,8 @@ def _shortened(key: Key, word: str) -> list[str]:
     return ["dry_run=true"] if isinstance(value, int) and value > 40 else []
 
 
-def _judge(ended: Ended, key: Key, word: str, work: Path) -> str:
+def judge(ended: Ended, key: Key, word: str, work: Path) -> str:
+    """Tell how a value was taken: one that does not fit the annotation has to be refused by the name of its key."""
     if found := fault(ended):
         return found
     if ended.code == 2 and any((work / "outputs").glob("*")):

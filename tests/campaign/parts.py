@@ -49,14 +49,7 @@ def cases() -> Iterator[Case]:
                 words = [f"method={'fedavg' if target == 'Point' else 'fola'}", f"method._target_={MODULE}.{target}"]
                 words += ["method.name=own", f"+method.where={where}", f"+method.what={what!r}"]
                 words += ["eval.predictive=mean"] if where == "mean" else []
-                private = (
-                    (where, what) == ("draws", "double")
-                    or where in ("memory", "init_client")
-                    and what in own_parts.OF_ITS_OWN
-                )
-                yield Case(
-                    part="method", where=where, what=what, words=(*words,), allowed=private or what in own_parts.KEPT
-                )
+                yield Case(part="method", where=where, what=what, words=(*words,), allowed=_is_allowed(where, what))
     for group, (_, places_) in OPTIONS.items():
         for where in places_:
             for what in own_parts.MADE if where == "made" else RETURNED[group]:
@@ -64,6 +57,11 @@ def cases() -> Iterator[Case]:
                 words = [method, f"{group}=own", f"{group}.what={what!r}"]
                 words += [f"{group}.where={where}"] if group in ("model", "observer") else []
                 yield Case(part=group, where=where, what=what, words=(*words,), allowed=_is_harmless(group, what))
+
+
+def _is_allowed(where: str, what: str) -> bool:
+    private = where in ("memory", "init_client") and what in own_parts.OF_ITS_OWN
+    return private or what in own_parts.KEPT or (where, what) == ("draws", "double")
 
 
 def _is_harmless(group: str, what: str) -> bool:

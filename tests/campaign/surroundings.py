@@ -11,8 +11,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from tests.campaign.crashes import SHORT, Points, set_sync
+from tests.campaign.crashes import SHORT, set_sync
 from tests.campaign.driving import Ended, Tally, bfl_run, contents, differing, fault, only_folder
+from tests.campaign.points import Points
 from tests.composing import COMMAND
 
 WORDS = (*SHORT, "method=scaffold")
