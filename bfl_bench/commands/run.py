@@ -245,7 +245,8 @@ def _describe_run(folder: Path, plan: "Plan", config: dict[str, Any], partition:
     digest = partition.digest()
     earlier = records.read_json(folder / records.ENVIRONMENT)
     if earlier is not None and earlier.get("partition_sha256") != digest:
-        raise RunError(f"{folder} was begun on another split of the data; start over with force=true")
+        file = f"see its {records.ENVIRONMENT}"
+        raise RunError(f"{folder} was begun on another split of the data ({file}); start over with force=true")
     partition.save(folder / records.PARTITION)
     held = [(client, label, counts[client, label]) for client, label in zip(*counts.nonzero(), strict=True)]
     records.write_table(folder / records.PARTITION_COUNTS, records.PARTITION_COLUMNS, held)

@@ -101,8 +101,10 @@ def try_damages(work: Path, every: int, first: int = 0) -> Tally:
             continue
         case = f"{kept.name} run, {name}: {kind}"
         if kept is finished:
-            report = bfl_report(work, str(out), "--to", str(work / "table.md"))
-            tally.add(_judge_report(report, name), f"bfl-report: {case}", report)
+            table = work / "table.md"
+            table.unlink(missing_ok=True)
+            report = bfl_report(work, str(out), "--to", str(table))
+            tally.add(_judge_report(report, name, table), f"bfl-report: {case}", report)
         ended = bfl_run(work, *words)
         verdict, others = _judge(ended, folder, name, whole, finished=kept is finished)
         tally.add(verdict, f"bfl-run: {case}; other files: {' '.join(others)}", ended)
@@ -141,14 +143,24 @@ def _judge(ended: Ended, folder: Path, name: str, whole: dict[str, bytes], finis
         said = Path(name).name in ended.err or (name.startswith("checkpoint") and "checkpoint" in ended.err)
         return ("told" if said else "unnamed"), []
     others = differing(folder, whole)
-    if finished and others == [name] and not name.endswith((".json", ".csv")):  # nobody reads it again
+    if finished and f"changed since: {name}" in ended.out:
+        return "told", others
+    if finished and others == [name] and not _is_of_numbers(name):
         return "left alone", others
     return ("silent" if others else "same bytes"), others
 
 
-def _judge_report(report: Ended, name: str) -> str:
+def _judge_report(report: Ended, name: str, table: Path) -> str:
     if found := fault(report):
         return found
-    if report.code == 0 and name not in report.err:
-        return "read"
-    return "told" if Path(name).name in report.err else "unnamed"
+    said = report.err + report.out + (table.read_text() if table.exists() else "")
+    if Path(name).name in said:
+        return "told"
+    if report.code:
+        return "unnamed"
+    return "silent" if _is_of_numbers(name) else "left alone"
+
+
+def _is_of_numbers(name: str) -> bool:
+    """Tell whether somebody reads a result in this file of a finished run."""
+    return name == "summary.json" or (name.endswith(".csv") and name not in ("partition.csv", "timing.csv"))

@@ -292,3 +292,25 @@ def test_numbers_of_numpy_are_written_as_numbers() -> None:
     assert records.format_cell(np.float64(0.5)) == "0.5"
     assert records.format_cell(np.int64(3)) == "3"  # type: ignore[arg-type]
     assert records.format_cell(True) == "1"
+
+
+def test_files_of_a_finished_run_that_were_changed_are_found(tmp_path: Path) -> None:
+    table = records.Table(tmp_path / records.METRICS, ("round", "ga"))
+    table.append([{"round": 1, "ga": 0.5}])
+    (tmp_path / records.CHECKPOINT).mkdir()
+    manifest = tmp_path / records.CHECKPOINT / records.MANIFEST
+    absent = {"length": 0, "columns": [], "sha256": ""}
+    notes = {"tables": {records.METRICS: table.describe(), records.RISK: absent}}
+    records.write_json(manifest, {"notes": notes})
+    done = {"status": "done", "final": {"round": 1, "ga": 0.5}}
+    assert records.find_changed(tmp_path, done) == []
+    assert records.find_changed(tmp_path, done | {"final": {"round": 1, "ga": 0.6}}) == [records.SUMMARY]
+    (tmp_path / records.METRICS).write_text("round,ga\r\n1,0.5\r\n")
+    assert records.find_changed(tmp_path, done) == [records.METRICS]
+    assert records.find_changed(tmp_path, done | {"status": "diverged"}) == []
+    (tmp_path / records.METRICS).unlink()
+    assert records.find_changed(tmp_path, done) == [records.METRICS]
+    manifest.write_text("{")
+    assert records.find_changed(tmp_path, done) == [f"{records.CHECKPOINT}/{records.MANIFEST}"]
+    manifest.unlink()
+    assert records.find_changed(tmp_path, done) == []
