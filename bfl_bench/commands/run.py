@@ -207,9 +207,7 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
             return _outcome_of_summary(summary, skipped=True)
     experiment, dataset, partition = build.load(plan)
     if plan.settings.dry_run:
-        print(
-            yaml.safe_dump(resolved, sort_keys=False) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}"
-        )
+        say(yaml.safe_dump(resolved, sort_keys=False) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}")
         return Outcome("dry run")
     with records.locked(folder):
         summary = None if plan.settings.force else finished_summary(folder, resolved)
@@ -296,7 +294,7 @@ def finish_sweep(points: list[tuple[str, Outcome]]) -> list[Outcome]:
     for overrides, outcome in points:
         if outcome.status in ("failed", "diverged"):
             print(f"{outcome.traceback}bfl-run: {overrides}: {outcome.message}", file=sys.stderr)
-    print(f"Sweep of {len(points)}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    say(f"Sweep of {len(points)}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     if "failed" in counts:
         raise SweepError(f"{counts['failed']} of {len(points)} points failed")
     return [outcome for _, outcome in points]

@@ -314,3 +314,29 @@ def test_files_of_a_finished_run_that_were_changed_are_found(tmp_path: Path) -> 
     assert records.find_changed(tmp_path, done) == [f"{records.CHECKPOINT}/{records.MANIFEST}"]
     manifest.unlink()
     assert records.find_changed(tmp_path, done) == []
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe0,1\n", b"", b'"' + b"x" * 200_000 + b"\n"])
+def test_a_table_that_is_no_text_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    described = {"length": 0 if not content else 2, "columns": ["a"], "sha256": ""}
+    path.write_bytes(content or b"\n\n")
+    with pytest.raises(RunError, match="has other columns than its checkpoint says"):
+        records.Table(path, ("a",)).resume(described | {"length": 2})
+
+
+def test_forcing_removes_first_what_says_how_far_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / records.CHECKPOINT).mkdir()
+    names = (records.METRICS, records.SUMMARY, *records.CHECKPOINT_NAMES)
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    removed: list[str] = []
+    unlink = Path.unlink
+
+    def note(path: Path, missing_ok: bool = False) -> None:
+        removed.append(path.name)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", note)
+    records.start(tmp_path, {"a": 1}, force=True)
+    assert removed == [records.SUMMARY, records.PREVIOUS, records.MANIFEST, records.METRICS]
