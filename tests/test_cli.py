@@ -493,3 +493,15 @@ def test_inputs_that_cannot_be_read(bfl_run: BflRun, tmp_path: Path) -> None:
     assert described.code == 2
     assert "inputs: got" in described.err
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["bfl-run", *SMALL, "dry_run=true"], ["bfl-data", "list"], ["bfl-paper", "list"]])
+def test_a_pipe_that_nobody_reads(words: list[str], tmp_path: Path) -> None:
+    """As after `| head`: nothing is said, and nothing is wrong."""
+    command = Path(COMMAND).with_name(words[0])
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([command, *words[1:]], stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
