@@ -1,5 +1,18 @@
 """The errors a user can meet. Each is one clear sentence; the command line prints it without a traceback."""
 
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+_PACKAGE = Path(__file__).parent
+_NOT_A_USERS = (
+    str(_PACKAGE),
+    str(_PACKAGE.parent / "hydra_plugins"),
+    *(str(Path(path).resolve()) for name in ("stdlib", "purelib", "platlib") for path in {sysconfig.get_path(name)}),
+    "<",
+)
+
 
 def as_written(value: object) -> str:
     """Say a value as one writes it in a config: null, true, [1, 2], {key: value}; a text in quotes."""
@@ -67,3 +80,35 @@ class DamagedError(RunError):
 
 class DivergedError(BflError):
     """A loss, a parameter or a posterior became NaN or infinite."""
+
+
+class OwnFrame(NamedTuple):
+    """Where an error passed a user's own file."""
+
+    file: str
+    line: int
+    innermost: bool  # nothing of this package came after it
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}, line {self.line}"
+
+
+def find_own_frame(error: BaseException) -> OwnFrame | None:
+    """Find the innermost frame of a user's own file that an error passed on its way to this package; None: none.
+
+    An error that comes from a worker process has it with it, as `note_own_frame` left it.
+    """
+    if (noted := getattr(error, "own_frame", None)) is not None:
+        return OwnFrame(*noted)
+    inside, found = False, None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith(str(_PACKAGE)):
+            inside, found = True, found and found._replace(innermost=False)
+        elif inside and "-packages" not in frame.filename and not frame.filename.startswith(_NOT_A_USERS):
+            found = OwnFrame(frame.filename, frame.lineno or 0, innermost=True)
+    return found
+
+
+def note_own_frame(error: BaseException) -> None:
+    """Keep what `find_own_frame` finds for another process, where there is no traceback."""
+    error.__dict__["own_frame"] = find_own_frame(error)

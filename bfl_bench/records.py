@@ -4,6 +4,7 @@ A file is written aside and renamed, so a reader never sees half of it. The tabl
 notes their lengths, and resuming cuts them back to those: what a killed round left behind disappears.
 """
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -11,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +47,7 @@ UNCERTAINTY_FIGURE = "uncertainty.png"
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"
 PREVIOUS = "previous.json"
+CHECKPOINT_NAMES = (f"{CHECKPOINT}/{PREVIOUS}", f"{CHECKPOINT}/{MANIFEST}")
 LOCK = ".lock"
 
 TYPES: dict[str, dict[str, tuple[type, ...]]] = {
@@ -196,11 +197,10 @@ class Table:
         if not self.path.exists() or self.path.stat().st_size < described["length"]:
             raise RunError(f"{self.path} is shorter than its checkpoint says; start over with force=true")
         self.columns, self.length = tuple(described["columns"]), described["length"]
-        with self.path.open(newline="") as file:
-            columns = tuple(next(csv.reader(file)))
+        content = reading.read_bytes(self.path)
+        columns = _read_columns(content)
         if columns[: len(self.columns)] != self.columns:
             raise RunError(f"{self.path} has other columns than its checkpoint says; start over with force=true")
-        content = self.path.read_bytes()
         if columns != self.columns:  # it has grown by columns since then
             content = self._format(self.columns, read_table(self.path)).encode()
         self._digest = hashlib.sha256(content[: self.length])
@@ -239,6 +239,14 @@ class Table:
         return text.getvalue()
 
 
+def _read_columns(content: bytes) -> tuple[str, ...]:
+    """Read the first line of a table; nothing where it is none."""
+    try:
+        return tuple(next(csv.reader([content.partition(b"\n")[0].decode()]), ()))
+    except (UnicodeDecodeError, csv.Error):
+        return ()
+
+
 def format_cell(value: Cell) -> str:
     """The shortest text that reads back as the same number; nothing for what was not measured."""
     if value is None:
@@ -269,6 +277,10 @@ def read_table(path: Place) -> list[dict[str, Cell]]:
 def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
     """Write the config of a run that begins, or continues; with `force`, remove an earlier run first."""
     if force:
+        # What says that the run is done, or how far it is, goes first: a kill on the way leaves a run that begins anew.
+        for name in (SUMMARY, *(() if (folder / CHECKPOINT).is_symlink() else CHECKPOINT_NAMES)):
+            with contextlib.suppress(OSError):  # no file: it goes with the rest
+                (folder / name).unlink()
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -279,6 +291,31 @@ def start(folder: Path, config: Mapping[str, Any], force: bool) -> None:
         write_text(folder / CONFIG, text)
 
 
+def find_changed(folder: Path, summary: Mapping[str, Any]) -> list[str]:
+    """Name the files of a run that is done which are not what its last checkpoint noted, or say other numbers."""
+    name = f"{CHECKPOINT}/{MANIFEST}"
+    try:
+        notes = (read_json(folder / name) or {}).get("notes", {})
+    except RunError:
+        return [name]
+    described = notes.get("tables", {}) if summary["status"] == "done" else {}
+    found = [table for table, said in described.items() if not _is_as_described(folder / table, said)]
+    if METRICS in described and METRICS not in found and read_table(folder / METRICS)[-1] != summary.get("final"):
+        found.append(SUMMARY)
+    return found
+
+
+def _is_as_described(path: Path, said: Mapping[str, Any]) -> bool:
+    try:
+        content = reading.read_bytes(path)
+    except FileNotFoundError:
+        return not said.get("length")
+    except DamagedError:
+        return False
+    digest = said.get("sha256")  # which earlier versions did not note
+    return digest is None or hashlib.sha256(content).hexdigest() == digest
+
+
 class _PlainDumper(yaml.SafeDumper):
     """Writes a list that stands in two places twice: a reader takes no aliases."""
 
@@ -286,7 +323,7 @@ class _PlainDumper(yaml.SafeDumper):
         return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Make the folder and hold it for this process alone."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ class BflSweeper(BasicSweeper):
         from bfl_bench.checks import AtLeast, check_value
         from bfl_bench.commands.cells import sweep_points
         from bfl_bench.commands.outcome import Outcome, outcome_of
+        from bfl_bench.commands.printing import say
         from bfl_bench.commands.resolving import tell
         from bfl_bench.commands.run import finish_sweep, look_up
         from bfl_bench.errors import ConfigError
@@ -77,7 +78,7 @@ class BflSweeper(BasicSweeper):
                     outcomes[index] = outcome_of(error, points[index])
             if one_by_one and batch:
                 left = time_left(seconds, len(points) - start)
-                print(f"[{start + 1}/{len(points)}{left}] {' '.join(points[start])}", flush=True)
+                say(f"[{start + 1}/{len(points)}{left}] {' '.join(points[start])}")
             began = time.monotonic()
             try:
                 jobs = [points[index] for index in batch]

@@ -1,6 +1,7 @@
 """The installed command, as a user meets it."""
 
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from filelock import FileLock
 
 from bfl_bench import records
 from bfl_bench.build import load, plan
+from bfl_bench.commands import run as cli
 from bfl_bench.identity import folder_name
 from tests.composing import COMMAND, SMALL, only_folder, resolve
 from tests.conftest import BflRun
@@ -335,6 +337,54 @@ def test_curves_are_drawn_if_a_kill_prevented_it(bfl_run: BflRun, tmp_path: Path
     assert curves.exists()
 
 
+@pytest.mark.slow
+def test_figures_that_another_process_draws_are_left_to_it(bfl_run: BflRun, tmp_path: Path) -> None:
+    assert bfl_run(*SMALL).code == 0
+    folder = only_folder(tmp_path / "outputs")
+    (folder / records.CURVES_FIGURE).unlink()
+    with FileLock(folder / records.LOCK):
+        result = bfl_run(*SMALL)
+    assert result.code == 0
+    assert "finished earlier; force=true" in result.out
+    assert not (folder / records.CURVES_FIGURE).exists()
+    (folder / records.METRICS).write_text((folder / records.METRICS).read_text() + "9\n")
+    result = bfl_run(*SMALL)
+    assert result.code == 0
+    assert "finished earlier; changed since: metrics.csv; force=true" in result.out
+
+
+def test_the_partition_is_drawn_before_the_first_round(
+    bfl_run: BflRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed after its last round is finished, and is never drawn again."""
+    from bfl_bench.run import loop
+
+    monkeypatch.setattr(loop, "run", lambda *_: _stop())
+    assert bfl_run(*SMALL).code == 130
+    assert (only_folder(tmp_path / "outputs") / records.PARTITION_FIGURE).exists()
+
+
+def _stop() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_searching_sweeper_gets_a_number_to_minimise() -> None:
+    final = {"round": 2, "nll": 0.5}
+    summary = {"status": "done", "final": final}
+    assert float(cli._outcome_of_summary(summary)) == 0.5
+    assert float(cli._outcome_of_summary(summary | {"final": final | {"validation_nll": 0.75}})) == 0.75
+    assert float(cli._outcome_of_summary(summary | {"final": None})) == math.inf
+    assert float(cli._outcome_of_summary({"status": "diverged", "final": final, "reason": "NaN"})) == math.inf
+
+
+def test_only_a_searching_sweeper_takes_intervals(bfl_run: BflRun) -> None:
+    wrong = "local.lr: got 'interval(0.1,0.2)', allowed: values that can be counted"
+    for sweeper, refused in (("bfl", True), ("basic", True), ("nothing", False)):
+        result = bfl_run("-m", f"hydra/sweeper={sweeper}", "local.lr=interval(0.1,0.2)", *SMALL)
+        assert result.code == 2
+        assert (wrong in result.err) == refused, result.err
+
+
 def test_an_empty_sweep_is_said_to_be_empty(bfl_run: BflRun) -> None:
     result = bfl_run("-m", "seed=range(0,0)")
     assert result.code == 2
@@ -443,3 +493,15 @@ def test_inputs_that_cannot_be_read(bfl_run: BflRun, tmp_path: Path) -> None:
     assert described.code == 2
     assert "inputs: got" in described.err
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["bfl-run", *SMALL, "dry_run=true"], ["bfl-data", "list"], ["bfl-paper", "list"]])
+def test_a_pipe_that_nobody_reads(words: list[str], tmp_path: Path) -> None:
+    """As after `| head`: nothing is said, and nothing is wrong."""
+    command = Path(COMMAND).with_name(words[0])
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([command, *words[1:]], stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -83,3 +83,16 @@ def test_an_import_that_fails_because_of_it(number: int, bfl_run: BflRun, monkey
     result = bfl_run(*WORDS)
     assert result.code == 130
     assert result.err == f"\n{SAID}\n"
+
+
+def test_where_another_handler_of_sigterm_ends_the_process(bfl_run: BflRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray's does, which `hydra/launcher=ray` puts into the place of ours."""
+    import hydra
+
+    def stop(*_: object) -> None:
+        raise SystemExit(signal.SIGTERM)
+
+    monkeypatch.setattr(hydra, "main", lambda **_: lambda job: stop)
+    result = bfl_run(*WORDS)
+    assert result.code == 130
+    assert result.err == f"\n{SAID}\n"

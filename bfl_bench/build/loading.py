@@ -11,6 +11,7 @@ from torch import nn
 
 from bfl_bench import records
 from bfl_bench.aggregators.algebra import Gaussian
+from bfl_bench.build.guarding import check_dataset, check_partition, guard, is_ours
 from bfl_bench.build.parts import is_own
 from bfl_bench.build.planning import Plan, plan
 from bfl_bench.data.corruptions import Pixels
@@ -38,6 +39,8 @@ from bfl_bench.run.unseen import limit_steps
 
 def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
     """Load the data, split it, make the network; check what only the data can tell."""
+    others = {name: guard(method) for name, method in plan.alternatives.items()}
+    plan = replace(plan, method=guard(plan.method), alternatives=others)
     settings = plan.settings
     set_up_process(settings.threads)
     data_dir = Path(settings.data_dir).expanduser() if settings.data_dir else default_data_dir()
@@ -45,6 +48,8 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         dataset = plan.dataset.load(data_dir)
     except ConfigError as error:
         raise error.below("dataset") from None
+    if not is_ours(plan.dataset):
+        check_dataset(plan.dataset.name, dataset)
     _check_labels(plan.dataset.name, dataset)
     dataset, unknown = _set_classes_aside(plan, dataset)
     dataset = _spoil_labels(plan, dataset)
@@ -151,7 +156,13 @@ def _spoil_labels(plan: Plan, dataset: Dataset) -> Dataset:
 
 def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: ServerData | None) -> Task:
     """Make the network and all that clients and server share; let the method and the engine refuse it."""
-    model = FlatModel(_make_module(plan, dataset), plan.device)
+    try:
+        model = FlatModel(_make_module(plan, dataset), plan.device)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(
+            "model", plan.model_name, f"one whose parameters are there from the start ({reason})"
+        ) from None
     others = range(1, plan.method.needs.num_initials)
     initials = [model.initial, *(FlatModel(_make_module(plan, dataset, j), plan.device).initial for j in others)]
     asked = plan.method.needs.server_data
@@ -199,15 +210,21 @@ def _try_out(plan: Plan, task: Task, dataset: Dataset) -> None:
     with torch.no_grad(), seeded_globally(0, plan.device):
         try:
             outputs = model.module.eval()(x)
+            trained = _train_once(model.module, x)
         except (RuntimeError, TypeError, ValueError, LookupError) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             allowed = f"one for inputs of shape {dataset.input_shape} and type {x.dtype} ({reason})"
             raise ConfigError("model", plan.model_name, allowed) from None
         expected = (len(y), dataset.likelihood.num_outputs + plan.method.needs.extra_outputs, *y.shape[1:])
-        found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
-        if found != expected:
-            allowed = f"one that makes {expected} of inputs of shape {tuple(x.shape)} (it makes {found})"
-            raise ConfigError("model", plan.model_name, allowed)
+        for when, made in (("", outputs), (" in training", trained)):
+            found = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+            if found != expected:
+                allowed = f"one that makes {expected} of inputs of shape {tuple(x.shape)} (it makes {found}{when})"
+                raise ConfigError("model", plan.model_name, allowed)
+            if isinstance(made, torch.Tensor) and (problem := _find_problem(made)):
+                raise ConfigError("model", plan.model_name, f"one that makes finite numbers (it makes {problem}{when})")
+        if isinstance(trained, torch.Tensor) and not trained.requires_grad:
+            raise ConfigError("model", plan.model_name, "one that can be trained (its outputs have no gradient)")
         if left_alone is not None:
             try:
                 model.module.train()(x[:1])
@@ -216,6 +233,18 @@ def _try_out(plan: Plan, task: Task, dataset: Dataset) -> None:
                 allowed = f"one that leaves no client a minibatch of one example for model {plan.model_name} ({why})"
                 raise ConfigError("local.batch_size", batch_size, allowed) from None
     model.load(model.initial)
+
+
+@torch.enable_grad()
+def _train_once(module: nn.Module, x: torch.Tensor) -> Any:
+    """Return what the network makes of inputs in training."""
+    return module.train()(x)
+
+
+def _find_problem(outputs: torch.Tensor) -> str:
+    if not outputs.is_floating_point():
+        return str(outputs.dtype)
+    return "" if bool(torch.isfinite(outputs).all()) else "NaN or infinite ones"
 
 
 def _make_module(plan: Plan, dataset: Dataset, *names: int) -> nn.Module:
@@ -357,6 +386,8 @@ def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints]
     else:
         assert settings.num_clients is not None or isinstance(plan.partition, Natural)
         partition = plan.partition.split(labels, groups.num, settings.num_clients or 1, plan.split_seed)
+        if not is_ours(plan.partition):
+            check_partition(plan.partition.name, partition, len(labels), settings.num_clients or 1)
         counts = partition.label_counts(labels, groups.num)
         if partition.validation is None:
             partition = hold_out(partition, plan.validation, plan.split_seed)

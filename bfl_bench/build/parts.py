@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, get_args, get_type_hints
 
+from bfl_bench.build.guarding import check_declarations, guard_rule, is_ours
 from bfl_bench.checks import check_arguments
 from bfl_bench.data.corruptions import Pixels
 from bfl_bench.data.dataset import DatasetConfig
@@ -52,6 +53,8 @@ def construct_method(config: Mapping[str, Any]) -> Method:
     if misplaced := [field.name for field in fields(Needs) if hasattr(method, field.name)]:
         allowed = f"a class that declares {misplaced[0]} in `needs = Needs({misplaced[0]}=...)`"
         raise ConfigError("method._target_", config["method"]["_target_"], allowed)
+    if not is_ours(method):
+        check_declarations(method)
     return method
 
 
@@ -94,7 +97,8 @@ def construct_alternatives(method: Method, config: Mapping[str, Any]) -> dict[st
 
 
 def _construct_rule(config: Mapping[str, Any]) -> Any:
-    return construct("aggregator", config, supplied=("means", "variances", "weights", "generator"))
+    rule = construct("aggregator", config, supplied=("means", "variances", "weights", "generator"))
+    return guard_rule(config["aggregator"].get("name"), rule)
 
 
 def construct_foreign(config: Mapping[str, Any]) -> dict[str, DatasetConfig]:

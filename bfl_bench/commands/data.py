@@ -5,6 +5,7 @@ import logging
 import sys
 from pathlib import Path
 
+from bfl_bench.commands.printing import forgiving
 from bfl_bench.data.sources import SOURCES, default_data_dir
 from bfl_bench.errors import BflError, ConfigError
 
@@ -25,6 +26,7 @@ DERIVED = {  # from which files, and what they are made into
 INTERRUPTED = 130  # what shells report for a command stopped by Ctrl-C
 
 
+@forgiving
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -1,11 +1,12 @@
 """How a job ended, and what is said of it: an error as one sentence and an exit code."""
 
+import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bfl_bench.errors import BflError
+from bfl_bench.errors import BflError, find_own_frame
 
 COMPOSING = ("compose_config", "load_sweep_config")
 """Functions of Hydra in which nothing runs yet: what they raise is a wrong config."""
@@ -23,6 +24,10 @@ class Outcome:
     message: str = ""
     exit_code: int = 0
     traceback: str = ""  # of an error that nobody foresaw
+    objective: float = math.inf  # for a sweeper that searches, such as Optuna's: lower is better
+
+    def __float__(self) -> float:
+        return self.objective
 
 
 def outcome_of(error: BaseException, words: Sequence[str] = ()) -> Outcome:
@@ -43,7 +48,6 @@ def outcome_of(error: BaseException, words: Sequence[str] = ()) -> Outcome:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY in str(error)):
         reason = " ".join(str(error).split())
         return Outcome("failed", f"out of memory: a smaller size in the config may help ({reason})", 1)
-    sentence = (
-        f"unforeseen {type(error).__name__} in {Path(frames[-1].filename).name}, line {frames[-1].lineno}: {error}"
-    )
+    last = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+    sentence = f"unforeseen {type(error).__name__} in {find_own_frame(error) or last}: {error}"
     return Outcome("failed", sentence, 1, "".join(traceback.format_exception(error)))

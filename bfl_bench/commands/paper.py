@@ -25,6 +25,7 @@ from bfl_bench import report
 from bfl_bench.commands import run
 from bfl_bench.commands.cells import NAMING, Composed, compose_cells
 from bfl_bench.commands.config_files import find_file
+from bfl_bench.commands.printing import forgiving
 from bfl_bench.errors import BflError, ConfigError
 from bfl_bench.identity import RUNS, complete, folder_name, meaning, read_config
 from bfl_bench.papers.pages import Maker, Page, find_near, key_of, place
@@ -35,6 +36,7 @@ from bfl_bench.report import Config, ReportError, Run, flatten
 PAPERS = ("fola", "virtual", "ba_bfl", "fedlpa", "bfl_p", "truth")
 
 
+@forgiving
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -44,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             run.main()
         else:
             _answer(words)
+    except BrokenPipeError:
+        raise
     except (BflError, OSError) as error:
         print(f"bfl-paper: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, BflError) else 1

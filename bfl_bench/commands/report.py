@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bfl_bench import records
+from bfl_bench.commands.printing import forgiving
 from bfl_bench.commands.words import list_names
 from bfl_bench.errors import BflError, ConfigError
 from bfl_bench.evaluation import columns
@@ -41,6 +42,7 @@ CALLED = {"terminal": ("*", "_"), "markdown": ("Bold", "Underlined"), "latex": (
 """How a caption calls what is the best by a test, and what has the best mean without one."""
 
 
+@forgiving
 def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no arrows shows question marks

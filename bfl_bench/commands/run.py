@@ -5,6 +5,8 @@ sweep, in this process or in another. `main` turns outcomes, and Hydra's own com
 0 done, 1 failed or diverged, 2 wrong config, 130 interrupted.
 """
 
+import contextlib
+import math
 import os
 import signal
 import sys
@@ -97,9 +99,15 @@ def _run_hydra(line: CommandLine) -> int:
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(job)()
-        last = Outcome("done") if sweep or not outcomes else outcomes[-1]
+        # Our own sweeper has said what failed; others, which search, have not.
+        ended = [outcome for outcome in outcomes if outcome.status == "failed"] if sweep else outcomes
+        last = ended[-1] if ended else Outcome("done")
     except SweepError as error:
         return error.exit_code
+    except SystemExit as stop:
+        if stop.code == signal.SIGTERM:  # of Ray, whose handler takes the place of ours
+            raise KeyboardInterrupt from None
+        raise
     except Exception as error:
         if _Asked.stop:  # an import that was interrupted, say
             raise KeyboardInterrupt from None
@@ -187,18 +195,19 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         summary = finished_summary(folder, resolved)
         if summary is not None:
             if not (folder / records.CURVES_FIGURE).exists():  # killed between the last round and the figure
-                draw_uncertainty(folder)
-                draw_curves(folder)
+                with contextlib.suppress(RunError, OSError), records.locked(folder):  # another process may draw it
+                    draw_uncertainty(folder)
+                    draw_curves(folder)
             changed = _changed_code(folder, resolved)
             code = f" with other code of {', '.join(changed)}" if changed else ""
-            note = f"finished earlier{code}; force=true runs it again"
+            touched = records.find_changed(folder, summary)
+            files = f"; changed since: {', '.join(touched)}" if touched else ""
+            note = f"finished earlier{code}{files}; force=true runs it again"
             print_summary(summary, folder, brief=sweep, note=note, stand_in=stand_in)
             return _outcome_of_summary(summary, skipped=True)
     experiment, dataset, partition = build.load(plan)
     if plan.settings.dry_run:
-        print(
-            yaml.safe_dump(resolved, sort_keys=False) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}"
-        )
+        say(yaml.safe_dump(resolved, sort_keys=False) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}")
         return Outcome("dry run")
     with records.locked(folder):
         summary = None if plan.settings.force else finished_summary(folder, resolved)
@@ -208,8 +217,9 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
         groups = dataset.group()
         counts = partition.label_counts(groups.train.numpy(), groups.num)
         _describe_run(folder, plan, resolved, partition, counts)
+        if not (folder / records.PARTITION_FIGURE).exists():  # now: a run that says it is done is not drawn again
+            draw_partition(counts, folder)
         summary = run(experiment, folder, [show_progress(bar), *plan.observers, _Stopping()])
-        draw_partition(counts, folder)
         draw_uncertainty(folder)
         draw_curves(folder)
     print_summary(summary, folder, brief=sweep, stand_in=stand_in)
@@ -234,7 +244,8 @@ def _describe_run(folder: Path, plan: "Plan", config: dict[str, Any], partition:
     digest = partition.digest()
     earlier = records.read_json(folder / records.ENVIRONMENT)
     if earlier is not None and earlier.get("partition_sha256") != digest:
-        raise RunError(f"{folder} was begun on another split of the data; start over with force=true")
+        file = f"see its {records.ENVIRONMENT}"
+        raise RunError(f"{folder} was begun on another split of the data ({file}); start over with force=true")
     partition.save(folder / records.PARTITION)
     held = [(client, label, counts[client, label]) for client, label in zip(*counts.nonzero(), strict=True)]
     records.write_table(folder / records.PARTITION_COUNTS, records.PARTITION_COLUMNS, held)
@@ -250,7 +261,14 @@ def _describe_run(folder: Path, plan: "Plan", config: dict[str, Any], partition:
 def _outcome_of_summary(summary: dict[str, Any], skipped: bool = False) -> Outcome:
     if summary["status"] == "diverged":
         return Outcome("diverged", f"diverged: {summary['reason']}", 1)
-    return Outcome("skipped" if skipped else "done")
+    return Outcome("skipped" if skipped else "done", objective=_objective(summary))
+
+
+def _objective(summary: dict[str, Any]) -> float:
+    """Choose what a search is to minimise: the NLL of the validation examples, else of those that are scored."""
+    final = summary["final"] or {}
+    found = final.get("validation_nll", final.get("nll"))
+    return math.inf if found is None else found
 
 
 def look_up(config: "DictConfig", error: Exception) -> Outcome:
@@ -277,7 +295,7 @@ def finish_sweep(points: list[tuple[str, Outcome]]) -> list[Outcome]:
     for overrides, outcome in points:
         if outcome.status in ("failed", "diverged"):
             print(f"{outcome.traceback}bfl-run: {overrides}: {outcome.message}", file=sys.stderr)
-    print(f"Sweep of {len(points)}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    say(f"Sweep of {len(points)}: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     if "failed" in counts:
         raise SweepError(f"{counts['failed']} of {len(points)} points failed")
     return [outcome for _, outcome in points]

@@ -26,6 +26,7 @@ from typing import Any
 from bfl_bench import records
 from bfl_bench.commands import run
 from bfl_bench.commands.cells import Composed, compose_cells
+from bfl_bench.commands.printing import forgiving
 from bfl_bench.errors import BflError, ConfigError, RunError
 from bfl_bench.identity import finished_summary
 from bfl_bench.papers.spec import Cell
@@ -48,10 +49,13 @@ OUTPUTS = Path("outputs/suite")
 CARDS = Path("outputs/cards")
 
 
+@forgiving
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     try:
         _answer(arguments)
+    except BrokenPipeError:
+        raise
     except (BflError, OSError) as error:
         print(f"bfl-suite: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, BflError) else 1

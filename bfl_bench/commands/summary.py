@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bfl_bench.commands.printing import say
 from bfl_bench.evaluation import columns
 from bfl_bench.run.observers import in_short
 
@@ -21,16 +22,16 @@ def print_summary(
     final, best = summary["final"], summary["best"]
     status = summary["status"] + (f" ({note})" if note else "")
     if brief:
-        print(f"{status}: {folder} {in_short(final) if final else ''}")
+        say(f"{status}: {folder} {in_short(final) if final else ''}")
         return
     if final is not None:
         by = summary.get("best_by", {"set": "test", "column": "ga"})  # runs of earlier versions do not say
         where = " on the test set" if by["set"] == "test" else ""
         chosen = f"best by {columns.label(by['column'])}{where}, round {best['round']}"
-        print(f"\n{'':<28}{'final':>10}{'best':>10}   (round {final['round']}; {chosen})")
+        say(f"\n{'':<28}{'final':>10}{'best':>10}   (round {final['round']}; {chosen})")
         for name in SHOWN_NUMERIC if final.get("rmse") is not None else SHOWN:
             cells = (f"{row[name]:>10.4f}" if row.get(name) is not None else f"{'-':>10}" for row in (final, best))
-            print(f"{columns.label(name):<28}" + "".join(cells))
+            say(f"{columns.label(name):<28}" + "".join(cells))
     if stand_in:
-        print(f"\nRandom stand-in data, not {stand_in}: these numbers say nothing about it.")
-    print(f"\n{status}: {folder}")
+        say(f"\nRandom stand-in data, not {stand_in}: these numbers say nothing about it.")
+    say(f"\n{status}: {folder}")

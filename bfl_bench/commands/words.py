@@ -50,6 +50,9 @@ READABLE = (
     "letters, digits and . / - _ + % stands in quotes, which the shell must leave to it: \"key='a=b'\""
 )
 
+LISTING = ("bfl", "basic")
+"""Sweepers that go through lists of values; others may search in intervals."""
+
 SWEPT = object()
 """The value of an override that has several: each is checked as part of its point of the sweep."""
 
@@ -146,8 +149,9 @@ def check_words(line: CommandLine) -> None:
     elsewhere = {"--config-path", "--config-name"} & set(line.options)
     if any(override.key == "hydra.searchpath" for override in overrides):
         elsewhere.add("hydra.searchpath")
+    searches = any(override.key == "hydra/sweeper" and override.value not in LISTING for override in overrides)
     for override in overrides:
-        value = _read_value(override, swept, line.folders)
+        value = _read_value(override, swept, searches, line.folders)
         if override.key == "hydra.searchpath":
             _check_search_path(override, value)
         elif not elsewhere and value is not SWEPT:
@@ -198,7 +202,7 @@ def parse_override(word: str) -> Override:
     return Override(word=word, prefix=prefix, key=key, value=value)
 
 
-def _read_value(override: Override, swept: bool, folders: Sequence[Path]) -> Any:
+def _read_value(override: Override, swept: bool, searches: bool, folders: Sequence[Path]) -> Any:
     """Give the value as Hydra reads it, or SWEPT; refuse what it cannot read, and several values without a sweep."""
     from hydra.errors import HydraException
 
@@ -217,7 +221,7 @@ def _read_value(override: Override, swept: bool, folders: Sequence[Path]) -> Any
     if not swept:
         one = "one name" if names else "one value, or [a,b] for a list"
         raise ConfigError(key, typed, f"{one}; -m runs every combination of several")
-    if parsed.is_interval_sweep():
+    if parsed.is_interval_sweep() and not searches:
         raise ConfigError(key, typed, "values that can be counted: a,b,c or range(a,b)")
     return SWEPT
 

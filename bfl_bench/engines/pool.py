@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from bfl_bench.engines.worker import Job, Reply, Worker
-from bfl_bench.errors import RunError
+from bfl_bench.errors import RunError, note_own_frame
 from bfl_bench.method import Tensors
 
 MAX_DEATHS = 3  # of workers over one job: then it is the job
@@ -114,5 +114,6 @@ def answer(worker: Worker, broadcast: Tensors, job: Job) -> Reply | Exception:
     try:
         return worker.run(broadcast, job)
     except Exception as error:
+        note_own_frame(error)
         error.add_note(f"In a worker process:\n{traceback.format_exc()}")
         return error

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bfl_bench.errors import PartError
+
 LOG_VARIANCE = "_log_variance"
 """The end of the names of parameters that hold log variances."""
 
@@ -153,6 +155,10 @@ class FlatModel:
 
     def load(self, vector: Tensor) -> None:
         """Make this the network's parameters; its integer buffers, which count batches, start anew."""
+        if getattr(vector, "shape", None) != self.vector.shape or not vector.is_floating_point():  # copy_ takes more
+            found = f"{vector.dtype} {tuple(vector.shape)}" if isinstance(vector, Tensor) else type(vector).__name__
+            expected = f"{self.vector.dtype} {tuple(self.vector.shape)}"
+            raise PartError(f"parameters to load: got {found}; expected: {expected}")
         self.vector.copy_(vector)
         for counter, initial in self._counters.items():
             counter.copy_(initial)

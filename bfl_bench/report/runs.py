@@ -188,6 +188,8 @@ def find_runs(
         elif identity in runs:
             notes.append(f"{folder}: the same config as {runs[identity].folder}; counted once")
         else:
+            if isinstance(folder, Path) and (changed := records.find_changed(folder, summary)):
+                notes.append(f"{folder}: changed since the run ended: {', '.join(changed)}")
             runs[identity] = Run(folder, config, summary["final"] or {}, summary["status"] == "diverged")
     if num_damaged > 1:
         notes.append(f"{num_damaged} damaged runs in all")

@@ -292,3 +292,51 @@ def test_numbers_of_numpy_are_written_as_numbers() -> None:
     assert records.format_cell(np.float64(0.5)) == "0.5"
     assert records.format_cell(np.int64(3)) == "3"  # type: ignore[arg-type]
     assert records.format_cell(True) == "1"
+
+
+def test_files_of_a_finished_run_that_were_changed_are_found(tmp_path: Path) -> None:
+    table = records.Table(tmp_path / records.METRICS, ("round", "ga"))
+    table.append([{"round": 1, "ga": 0.5}])
+    (tmp_path / records.CHECKPOINT).mkdir()
+    manifest = tmp_path / records.CHECKPOINT / records.MANIFEST
+    absent = {"length": 0, "columns": [], "sha256": ""}
+    notes = {"tables": {records.METRICS: table.describe(), records.RISK: absent}}
+    records.write_json(manifest, {"notes": notes})
+    done = {"status": "done", "final": {"round": 1, "ga": 0.5}}
+    assert records.find_changed(tmp_path, done) == []
+    assert records.find_changed(tmp_path, done | {"final": {"round": 1, "ga": 0.6}}) == [records.SUMMARY]
+    (tmp_path / records.METRICS).write_text("round,ga\r\n1,0.5\r\n")
+    assert records.find_changed(tmp_path, done) == [records.METRICS]
+    assert records.find_changed(tmp_path, done | {"status": "diverged"}) == []
+    (tmp_path / records.METRICS).unlink()
+    assert records.find_changed(tmp_path, done) == [records.METRICS]
+    manifest.write_text("{")
+    assert records.find_changed(tmp_path, done) == [f"{records.CHECKPOINT}/{records.MANIFEST}"]
+    manifest.unlink()
+    assert records.find_changed(tmp_path, done) == []
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe0,1\n", b"", b'"' + b"x" * 200_000 + b"\n"])
+def test_a_table_that_is_no_text_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    described = {"length": 0 if not content else 2, "columns": ["a"], "sha256": ""}
+    path.write_bytes(content or b"\n\n")
+    with pytest.raises(RunError, match="has other columns than its checkpoint says"):
+        records.Table(path, ("a",)).resume(described | {"length": 2})
+
+
+def test_forcing_removes_first_what_says_how_far_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / records.CHECKPOINT).mkdir()
+    names = (records.METRICS, records.SUMMARY, *records.CHECKPOINT_NAMES)
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    removed: list[str] = []
+    unlink = Path.unlink
+
+    def note(path: Path, missing_ok: bool = False) -> None:
+        removed.append(path.name)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", note)
+    records.start(tmp_path, {"a": 1}, force=True)
+    assert removed == [records.SUMMARY, records.PREVIOUS, records.MANIFEST, records.METRICS]
