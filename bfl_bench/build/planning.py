@@ -24,6 +24,7 @@ from bfl_bench.checks import Above, AtLeast, Between, check_arguments, check_val
 from bfl_bench.data.corruptions import CORRUPTIONS, Pixels
 from bfl_bench.data.dataset import DatasetConfig
 from bfl_bench.data.partition import Natural, PartitionConfig
+from bfl_bench.devices import choose_device
 from bfl_bench.engines.worker import Engine, EvalSettings
 from bfl_bench.errors import ConfigError
 from bfl_bench.groups import PARTS
@@ -41,7 +42,7 @@ class Settings:
     rounds: Annotated[int, AtLeast(1)]
     num_clients: Annotated[int, AtLeast(1)] | None
     participation: Annotated[float, Above(0)]
-    device: Literal["auto", "cpu", "cuda"]
+    device: str
     threads: Annotated[int, Between(1, 256)]
     data_dir: str | None
     out: str
@@ -113,8 +114,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
         )
     if settings.num_clients is not None and settings.participation > max(1, settings.num_clients):
         raise ConfigError("participation", settings.participation, f"at most num_clients, {settings.num_clients}")
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
+    device = choose_device(settings.device)
     dataset = dict(config["dataset"])
     server_samples = dataset.pop("server_samples", 0)
     check_value("dataset.server_samples", server_samples, Annotated[int, AtLeast(0)])
@@ -156,10 +156,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
         raise ConfigError("eval.posterior", True, f"false; the state of method {method.name} is no Gaussian")
     _check_predictives(method, made["eval"])
     made["eval"] = _name_corruptions(made["eval"])
-    use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,
-        device=torch.device("cuda" if use_gpu else "cpu"),
+        device=device,
         dataset=construct("dataset", {"dataset": dataset}),
         server_samples=server_samples,
         partition=partition,

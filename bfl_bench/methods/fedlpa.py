@@ -57,8 +57,9 @@ class FedLpa(PointMethod):
     ) -> Update:
         trained = train(task, broadcast["params"], client, rng)
         message = {"params": trained.vector}
-        for name, (a, b) in kronecker.factors(task, trained.vector, client, rng, self.factor_split).items():
-            a, b = kronecker.damp(a, b, self.damping, self.damping_norm)
+        factors = kronecker.factors(task, trained.vector, client, rng, self.factor_split)
+        damped = kronecker.damp(list(factors.values()), self.damping, self.damping_norm)
+        for name, (a, b) in zip(factors, damped, strict=True):
             message |= {f"{name}.A": kronecker.upper_triangle(a), f"{name}.B": kronecker.upper_triangle(b)}
         return Update(message=message, local={"params": trained.vector}, metrics=trained.metrics)
 
