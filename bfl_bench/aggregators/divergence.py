@@ -190,9 +190,9 @@ def _look(clients: _Clients, constant: Tensor, mean: Tensor, variance: Tensor) -
     """Evaluate the objective at a Gaussian, and where steps would lead from there.
 
     With S = (1-a) variances + a variance, e = (means - mean) / S and u = (variances - variance) / S, the derivative of
-    a log overlap by the mean is e, that by the log variance (u + a variance e^2) / 2, both divided by a (1-a), so that no
-    alpha costs digits. Second derivatives are made of the same e and u, 1 / S being (1 - (1-a) u) / variance: what is
-    summed over the clients are products of them, weighted by the clients' shares of the objective.
+    a log overlap by the mean is e, that by the log variance (u + a variance e^2) / 2, both divided by a (1-a), so that
+    no alpha costs digits. Second derivatives are made of the same e and u, 1 / S being (1 - (1-a) u) / variance: what
+    is summed over the clients are products of them, weighted by the clients' shares of the objective.
     """
     a, b = clients.alpha, 1 - clients.alpha
     inverse = torch.mul(clients.variances, b).add_(a * variance)
