@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bfl_bench.aggregators.server_step import ServerStep
 from bfl_bench.checks import Above, AtLeast, Between
-from bfl_bench.data.dataset import Augment, Split, bring
+from bfl_bench.data.dataset import Augment, Split
+from bfl_bench.devices import bring
 from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.evaluation.truth import Moments

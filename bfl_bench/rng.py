@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from bfl_bench.devices import generators_of
+
 Name = str | int
 
 
@@ -34,9 +36,7 @@ def seeded_globally(seed: int, device: torch.device) -> Iterator[None]:
 
     Not `torch.manual_seed`: without a GPU in use it queues a call, with a formatted stack, every time.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
+    generators = generators_of(device)
     states = [generator.get_state() for generator in generators]
     try:
         for generator in generators:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bfl_bench.checks import AtLeast, Interval
+from bfl_bench.devices import bring
 
 Gaussian = tuple[Tensor, Tensor]
 """Mean (D,) and variance (D,)."""
@@ -89,7 +90,7 @@ def ppa(
     total, total_square = torch.zeros_like(means[0]), torch.zeros_like(means[0])
     centre = average(weights, means)  # sums of squares about a point nearby, so that nothing cancels
     for mean, deviation, count in zip(means, deviations, counts, strict=True):
-        noise = torch.randn(count, len(mean), dtype=mean.dtype, generator=generator).to(mean.device)
+        noise = bring(torch.randn(count, len(mean), dtype=mean.dtype, generator=generator), mean.device)
         draws = mean - centre + deviation * noise
         total += draws.sum(0)
         total_square += draws.square().sum(0)

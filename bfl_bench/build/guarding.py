@@ -19,7 +19,7 @@ from bfl_bench.data.dataset import Dataset, Split
 from bfl_bench.data.partition import Partition
 from bfl_bench.errors import BflError, PartError, find_own_frame
 from bfl_bench.evaluation.posterior import Posterior
-from bfl_bench.likelihood import Categorical, Prediction
+from bfl_bench.likelihood import AnyPrediction, Categorical, NumericPrediction, Prediction
 from bfl_bench.method import Client, Laplace, Layers, Method, Needs, Predictive, Replies, Task, Tensors, Update
 
 KEPT_BY_OTHERS = (OSError, MemoryError, KeyboardInterrupt)  # have sentences of their own
@@ -190,7 +190,7 @@ class GuardedMethod(Method):
 
     def predict(
         self, task: Task, model: Tensors, x: Tensor, num: int, batch_size: int, rng: torch.Generator
-    ) -> Prediction:
+    ) -> AnyPrediction:
         if type(self.original).predict is Method.predict:  # of vectors that are checked one by one
             return super().predict(task, model, x, num, batch_size, rng)
         with blaming(self._says("predict"), ("the model has", model)):
@@ -213,8 +213,10 @@ class GuardedMethod(Method):
     def _check(self, what: str, value: object, task: Task) -> Tensors:
         return _check_state(what, value, task)  # type: ignore[no-any-return]
 
-    def _check_prediction(self, made: object, task: Task, num: int) -> Prediction:
+    def _check_prediction(self, made: object, task: Task, num: int) -> AnyPrediction:
         what = f"{self._says('predict')} returned"
+        if isinstance(made, NumericPrediction) and not isinstance(task.likelihood, Categorical):
+            return made
         if not isinstance(made, Prediction) or not isinstance(made.log_probabilities, Tensor):
             raise PartError(f"{what} {describe(made)}; expected: a Prediction")
         found = made.log_probabilities

@@ -25,6 +25,7 @@ from bfl_bench.data.corruptions import CORRUPTIONS, Pixels
 from bfl_bench.data.dataset import DatasetConfig
 from bfl_bench.data.label_noise import LabelNoise
 from bfl_bench.data.partition import Natural, PartitionConfig
+from bfl_bench.devices import choose_device
 from bfl_bench.engines.worker import Engine, EvalSettings
 from bfl_bench.errors import ConfigError
 from bfl_bench.groups import PARTS
@@ -43,7 +44,7 @@ class Settings:
     num_clients: Annotated[int, AtLeast(1)] | None
     participation: Annotated[float, Above(0)]
     cohort: Literal["random", "sequential"]
-    device: Literal["auto", "cpu", "cuda"]
+    device: str
     threads: Annotated[int, Between(1, 256)]
     data_dir: str | None
     out: str
@@ -125,8 +126,7 @@ def plan(config: Mapping[str, Any]) -> Plan:
     if settings.cohort == "sequential" and settings.participation != 1:
         allowed = "1 with cohort=sequential, where one client after the other has a round"
         raise ConfigError("participation", settings.participation, allowed)
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device", "cuda", "auto or cpu; torch sees no GPU on this machine")
+    device = choose_device(settings.device)
     dataset = dict(config["dataset"])
     server_samples = dataset.pop("server_samples", 0)
     check_value("dataset.server_samples", server_samples, Annotated[int, AtLeast(0)])
@@ -178,10 +178,9 @@ def plan(config: Mapping[str, Any]) -> Plan:
     if unseen and own_test == "shared":
         raise ConfigError("partition.test", own_test, "auto or per_client with partition.unseen above 0")
     made["eval"] = _name_corruptions(made["eval"])
-    use_gpu = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return Plan(
         settings=settings,
-        device=torch.device("cuda" if use_gpu else "cpu"),
+        device=device,
         dataset=construct("dataset", {"dataset": dataset}),
         server_samples=server_samples,
         label_noise=label_noise,

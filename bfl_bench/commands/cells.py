@@ -128,7 +128,7 @@ def expand_table(line: CommandLine) -> CommandLine:
     chosen, scale = (words.get(key, "").partition("=")[2] for key in ("experiment", "scale"))
     sweep = "--multirun" in line.options
     own_file = find_file(f"experiment/{chosen}", line.folders) is not None
-    if chosen not in read_tables() or (own_file and not sweep):
+    if not chosen or chosen not in read_tables() or (own_file and not sweep):
         if scale == "cpu":
             raise ConfigError("scale", "cpu", "paper or smoke; only experiments that are a table or figure have it")
         return line

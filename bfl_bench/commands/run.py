@@ -84,7 +84,11 @@ def _main() -> int:
 
 def _run_hydra(line: CommandLine) -> int:
     import hydra
+    from hydra._internal.hydra import Hydra
 
+    if not any(word.startswith("hydra.mode=") for word in line.overrides):
+        # Hydra composes the whole config once more, to ask it for a mode that ours does not have.
+        setattr(Hydra, "get_mode", lambda self, config_name, overrides: None)  # noqa: B010  (mypy refuses the plain one)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors to us instead of printing them
     sys.argv[1:] = _arrange(line).as_words()
     sweep = "--multirun" in line.options

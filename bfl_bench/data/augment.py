@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bfl_bench.devices import bring
 from bfl_bench.errors import ConfigError
 
 Fill = int | Literal["reflect"]
@@ -19,7 +20,7 @@ def random_crop(x: Tensor, padding: int, fill: Fill, generator: torch.Generator)
     """Pad each side, then cut out the original size at a uniformly drawn place."""
     n, _, height, width = x.shape
     padded = _reflect(x, padding) if fill == "reflect" else pad(x, [padding] * 4, value=fill)
-    top, left = torch.randint(2 * padding + 1, (2, n), generator=generator).to(x.device)
+    top, left = bring(torch.randint(2 * padding + 1, (2, n), generator=generator), x.device)
     every_crop = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view (n, c, top, left, h, w)
     return every_crop[torch.arange(n, device=x.device), :, top, left]
 
@@ -38,7 +39,7 @@ def random_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     n = len(x)
     mirrored = torch.randint(2, (n,), generator=generator)
     pick = torch.arange(n) + n * mirrored  # selecting whole images is several times faster than torch.where
-    return torch.cat([x, x.flip(3)]).index_select(0, pick.to(x.device))
+    return torch.cat([x, x.flip(3)]).index_select(0, bring(pick, x.device))
 
 
 def auto_augment(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -57,7 +58,7 @@ def auto_augment(x: Tensor, generator: torch.Generator) -> Tensor:
         for image, seed in zip(images, seeds, strict=True):
             torch.default_generator.manual_seed(seed)
             image.copy_(policy(image))
-    return images.to(x.device)
+    return bring(images, x.device)
 
 
 def cutout(x: Tensor, length: int, generator: torch.Generator) -> Tensor:
@@ -66,9 +67,8 @@ def cutout(x: Tensor, length: int, generator: torch.Generator) -> Tensor:
     DeVries & Taylor set zeros between scaling to [0, 1] and normalising; black in uint8 is the same zero.
     """
     n, _, height, width = x.shape
-    rows, columns = (
-        _span(torch.randint(side, (n, 1), generator=generator), length, side).to(x.device) for side in (height, width)
-    )
+    spans = (_span(torch.randint(side, (n, 1), generator=generator), length, side) for side in (height, width))
+    rows, columns = (bring(span, x.device) for span in spans)
     return x * ~(rows[:, None, :, None] & columns[:, None, None, :])
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bfl_bench.devices import bring
 from bfl_bench.errors import ConfigError
 
 
@@ -45,7 +46,7 @@ def corrupt(x: Tensor, corruption: str, severity: int, generator: torch.Generato
 def gaussian_noise(x: Tensor, severity: int, generator: torch.Generator) -> Tensor:
     """Add independent Gaussian noise to every value."""
     deviation = (0.06, 0.12, 0.18, 0.24, 0.3)[severity - 1]
-    return x + deviation * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+    return x + deviation * bring(torch.randn(x.shape, generator=generator, dtype=x.dtype), x.device)
 
 
 def shot_noise(x: Tensor, severity: int, generator: torch.Generator) -> Tensor:

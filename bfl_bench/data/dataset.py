@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bfl_bench.devices import has_room
 from bfl_bench.likelihood import Categorical, Likelihood
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
@@ -29,19 +30,9 @@ class Split:
 
     def to(self, device: torch.device) -> "Split":
         """For use on this device: there as a whole, if there is room, else brought there as they are taken."""
-        if _has_room(device, self.nbytes):
+        if has_room(device, self.nbytes):
             return Split(self.x.to(device), self.y.to(device))
         return Split(self.x, self.y, device)
-
-
-def _has_room(device: torch.device, num_bytes: int) -> bool:
-    """At most half of what is free on a GPU: the rest is for the network, and for others."""
-    return device.type != "cuda" or num_bytes <= torch.cuda.mem_get_info(device)[0] / 2
-
-
-def bring(tensor: Tensor, device: torch.device) -> Tensor:
-    """From pinned memory a GPU copies by itself, while this process goes on; torch keeps that memory until then."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

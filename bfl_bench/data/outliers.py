@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bfl_bench.devices import bring
+
 Operation = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
@@ -18,17 +20,17 @@ def destroy(x: Tensor, low: Tensor, rng: torch.Generator) -> Tensor:
     What `_cut` and `_rotate` draw is the same for all images of a batch that get them. `low` fills the holes.
     """
     operations: list[Operation] = [_crop, _blur, _erase, _cut, _rotate, _cut, _rotate]  # the last two twice as often
-    chosen = torch.randint(len(operations), (len(x),), generator=rng).to(x.device)
+    chosen = torch.randint(len(operations), (len(x),), generator=rng)  # on the CPU, where its values can be asked
     destroyed = x.clone()
     for number, operation in enumerate(operations):
-        here = (chosen == number).nonzero()[:, 0]
+        here = bring((chosen == number).nonzero()[:, 0], x.device)
         if len(here):
             destroyed[here] = operation(x[here], low, rng)
     return destroyed
 
 
 def _uniform(num: int, low: float, high: float, rng: torch.Generator, like: Tensor) -> Tensor:
-    return (low + (high - low) * torch.rand(num, generator=rng)).to(like)
+    return bring(low + (high - low) * torch.rand(num, generator=rng), like.device).to(like.dtype)
 
 
 def _whole(low: int, high: int, rng: torch.Generator) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
 from bfl_bench.aggregators.algebra import project
+from bfl_bench.devices import bring
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference.kronecker import find_layers, inputs_and_slopes
 from bfl_bench.likelihood import Categorical
@@ -96,7 +97,7 @@ def diagonal_fisher(task: Task, vector: Tensor, client: Client, rng: torch.Gener
     total = torch.zeros_like(model.gradient)
     shuffled = kind == "batch_gradient"
     order = torch.randperm(len(client), generator=rng) if shuffled else torch.arange(len(client))
-    for positions in torch.split(order.to(client.indices.device), task.local.batch_size):
+    for positions in torch.split(bring(order, client.indices.device), task.local.batch_size):
         x, y = client.gather(positions, rng)
         if kind == "batch_gradient":
             gradient = model.backward(task.likelihood.loss(model(x), y))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bfl_bench.devices import bring
 from bfl_bench.inference.train import Optimizer
 from bfl_bench.method import Task
 from bfl_bench.rng import derive_seed, seeded_globally
@@ -37,7 +38,7 @@ class Student:
         model = self.model
         model.module.train()
         loss_sum = torch.zeros((), device=targets.device)
-        order = torch.randperm(len(targets), generator=rng).to(targets.device)
+        order = bring(torch.randperm(len(targets), generator=rng), targets.device)
         noise = torch.Generator().manual_seed(derive_seed(rng.initial_seed(), "optimizer", self._epoch))
         loss = loss_sum
         batch = order

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bfl_bench.aggregators import WeightedMean, step_towards
 from bfl_bench.checks import Above
+from bfl_bench.devices import bring
 from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.train import Trained
 from bfl_bench.method import Client, Method, Replies, Task, Tensors, Update
@@ -151,7 +152,7 @@ def draw(params: Tensor, precision: Tensor, num: int, rng: torch.Generator) -> I
     deviation = precision.rsqrt()
     for _ in range(num):
         drawn = params.clone()
-        drawn[: len(deviation)] += deviation * torch.randn(len(deviation), generator=rng).to(drawn.device)
+        drawn[: len(deviation)] += deviation * bring(torch.randn(len(deviation), generator=rng), drawn.device)
         yield drawn
 
 

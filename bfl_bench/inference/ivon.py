@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bfl_bench.devices import bring
 from bfl_bench.inference.train import Gradient
 from bfl_bench.method import Tensors
 
@@ -80,7 +81,7 @@ class Ivon:
 
     def noise(self, like: Tensor, rng: torch.Generator) -> Tensor:
         """Draw from N(0, 1 / ess)."""
-        return torch.empty_like(like, device=rng.device).normal_(std=self.ess**-0.5, generator=rng).to(like.device)
+        return bring(torch.empty_like(like, device=rng.device).normal_(std=self.ess**-0.5, generator=rng), like.device)
 
     def _sample(
         self, parameters: Tensor, gradient: Gradient, precision: Tensor, rng: torch.Generator

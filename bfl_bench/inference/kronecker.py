@@ -5,7 +5,7 @@ the second moment of the layer's inputs with a one appended, B (out, out) that o
 outputs (Martens and Grosse 2015; for convolutions Grosse and Martens 2016).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,16 +196,27 @@ def _recorded(layers: list[Layer]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]
             handle.remove()
 
 
-def damp(a: Tensor, b: Tensor, strength: float, norm: Norm) -> tuple[Tensor, Tensor]:
-    """(A + pi sqrt(strength) I, B + sqrt(strength) / pi I), eqs. 30-31 of FedLPA; pi is 1 where A or B is zero."""
-    ratio = 1.0
+def damp(pairs: Sequence[tuple[Tensor, Tensor]], strength: float, norm: Norm) -> list[tuple[Tensor, Tensor]]:
+    """(A + pi sqrt(strength) I, B + sqrt(strength) / pi I) of each layer, eqs. 30-31 of FedLPA.
+
+    pi is 1 where A or B is zero. The layers' ratios are read together: a read waits for the device.
+    """
+    ratios = [1.0] * len(pairs)
     if norm == "trace":
-        ratio = ((a.trace() / len(a)) / (b.trace() / len(b))).item()
+        ratios = torch.stack([(a.trace() / len(a)) / (b.trace() / len(b)) for a, b in pairs]).tolist()
     elif norm == "frobenius":
-        ratio = ((a.norm() / len(a) ** 0.5) / (b.norm() / len(b) ** 0.5)).item()
+        ratios = torch.stack([(a.norm() / len(a) ** 0.5) / (b.norm() / len(b) ** 0.5) for a, b in pairs]).tolist()
+    return [_damp(a, b, strength, ratio) for (a, b), ratio in zip(pairs, ratios, strict=True)]
+
+
+def _damp(a: Tensor, b: Tensor, strength: float, ratio: float) -> tuple[Tensor, Tensor]:
     pi = ratio**0.5 if 0 < ratio < float("inf") else 1.0
     root = strength**0.5
-    return a + pi * root * torch.eye(len(a)).to(a), b + root / pi * torch.eye(len(b)).to(b)
+    return a + pi * root * _eye(a), b + root / pi * _eye(b)
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(len(like), dtype=like.dtype, device=like.device)
 
 
 def upper_triangle(symmetric: Tensor) -> Tensor:
@@ -221,6 +232,9 @@ def from_upper_triangle(entries: Tensor) -> Tensor:
     symmetric[rows, columns] = entries
     symmetric[columns, rows] = entries
     return symmetric
+
+
+_STEPS_PER_LOOK = 8
 
 
 @dataclass(frozen=True)
@@ -271,7 +285,12 @@ class Posteriors:
         return matrix
 
     def conjugate_gradients(self, start: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, int]:
-        """Solve eq. 13 to a relative residual, and say in how many steps. The approximate inverse preconditions."""
+        """Solve eq. 13 to a relative residual, and say in how many steps. The approximate inverse preconditions.
+
+        A look at the residual waits for the device: on a GPU several steps are taken before the next one.
+        """
+        steps_per_look = 1 if start.device.type == "cpu" else _STEPS_PER_LOOK
+        seen: list[tuple[Tensor, Tensor]] = []  # matrices, and whether they solve it
         right, precondition = self.right_side(), self.approximate_inverse()
         target = tolerance * right.norm()
         matrix = start.clone()
@@ -279,8 +298,13 @@ class Posteriors:
         direction = conditioned = precondition(residual)
         product = (residual * conditioned).sum()
         for step in range(max_steps):
-            if residual.norm() <= target:
-                return matrix, step
+            seen.append((matrix, residual.norm() <= target))
+            if len(seen) == steps_per_look or step == max_steps - 1:
+                solved = torch.stack([flag for _, flag in seen]).tolist()
+                if True in solved:
+                    first = solved.index(True)
+                    return seen[first][0], step + 1 - len(seen) + first
+                seen = []
             image = self.apply(direction)
             length = product / (direction * image).sum()
             matrix = matrix + length * direction

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bfl_bench.devices import bring
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.evaluation.truth import Moments
 from bfl_bench.inference.curvature import mean_squared_gradient
@@ -123,7 +124,7 @@ class LaplacePosterior:
         for _ in range(num):
             drawn = self.params.clone()
             for block in self.blocks:
-                noise = torch.randn(block.eigenvalues.shape, generator=rng).to(drawn)
+                noise = bring(torch.randn(block.eigenvalues.shape, generator=rng), drawn.device)
                 drawn[block.positions] += block.rotate(noise / (block.eigenvalues + prior_precision).sqrt())
             yield drawn
 

@@ -48,7 +48,8 @@ def measure_curvature(
         kind: Literal["model", "per_sample"] = "model" if labels == "model" else "per_sample"
         return {"precision": diagonal_fisher(task, vector, client, rng, kind)}
     factors = kronecker.factors(task, vector, client, rng, "kfac", labels)
-    return pack_factors({name: kronecker.damp(a, b, damping, "trace") for name, (a, b) in factors.items()})
+    damped = kronecker.damp(list(factors.values()), damping, "trace")
+    return pack_factors(dict(zip(factors, damped, strict=True)))
 
 
 def pack_factors(factors: Mapping[str, tuple[Tensor, Tensor]]) -> Tensors:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from bfl_bench.devices import bring
 from bfl_bench.likelihood import Likelihood
 from bfl_bench.method import Client, LocalSettings, Task, Tensors
 from bfl_bench.rng import derive_seed, seeded_globally
@@ -124,7 +125,7 @@ def minibatches(client: Client, local: LocalSettings, rng: torch.Generator) -> I
     """Yield the minibatches of all local epochs, each epoch in an order of its own."""
     num = len(client)
     orders = torch.stack([torch.randperm(num, generator=rng) for _ in range(local.epochs)])
-    orders = orders.to(client.indices.device)  # (epochs, n), one transfer
+    orders = bring(orders, client.indices.device)  # (epochs, n), one transfer
     block = local.batch_size * max(1, _GATHERED_EXAMPLES // local.batch_size)
     for epoch, order in enumerate(orders):
         in_last_epoch = epoch == local.epochs - 1
@@ -237,7 +238,7 @@ class Tally:
     def _count(self) -> None:
         losses, outputs, labels = zip(*self._kept, strict=True)
         sizes = [label.numel() for label in labels]
-        weights = torch.tensor(sizes, dtype=torch.float64, device=self._loss.device)
+        weights = bring(torch.tensor(sizes, dtype=torch.float64), self._loss.device)
         self._loss += torch.stack(losses).double() @ weights
         for name, total in self._likelihood.measure(torch.cat(outputs), torch.cat(labels)).items():
             self._sums[name] = self._sums[name] + total if name in self._sums else total
@@ -247,8 +248,8 @@ class Tally:
     def result(self) -> dict[str, float]:
         if self._kept:
             self._count()
-        means = {name: total.item() / self._num for name, total in self._sums.items()}
-        return {"train_loss": self._loss.item() / self._num} | means
+        sums = torch.stack([self._loss, *(total.double() for total in self._sums.values())]).tolist()  # one read
+        return {name: total / self._num for name, total in zip(("train_loss", *self._sums), sums, strict=True)}
 
 
 def effective_steps(num_steps: int, momentum: float) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bfl_bench.devices import bring
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.train import Adjust, Gradient, Optimizer, make_optimizer
 from bfl_bench.method import Method, Task, Tensors
@@ -126,7 +127,7 @@ def draw(task: Task, vector: Tensor, num: int, rng: torch.Generator, variance_sc
     deviation = (0.5 * settings.clamp(vector[layout.log_variances])).exp() * (variance_scale**0.5 * settings.noise)
     for _ in range(num if len(mean) else 1):
         drawn = vector.clone()
-        drawn[layout.means] += deviation * torch.randn(len(mean), generator=rng).to(mean.device)
+        drawn[layout.means] += deviation * bring(torch.randn(len(mean), generator=rng), mean.device)
         yield drawn
 
 

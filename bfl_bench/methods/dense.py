@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.devices import bring
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.inference.distill import Student
 from bfl_bench.inference.point import PointMethod
@@ -79,7 +80,9 @@ class Dense(PointMethod):
             targets.append(torch.stack(taught, dim=1))
             x, y = torch.cat(images), torch.cat(targets)  # (pool, views, ...)
             rows = torch.arange(len(x), device=x.device)
-            chosen = torch.randint(2, (len(x),), generator=rng).to(x.device) if self.flip else torch.zeros_like(rows)
+            chosen = torch.zeros_like(rows)
+            if self.flip:
+                chosen = bring(torch.randint(2, (len(x),), generator=rng), x.device)
             metrics["distillation_loss"] = student.train_epoch(
                 x[rows, chosen], y[rows, chosen], self.batch_size, rng, self.temperature
             )
@@ -91,11 +94,12 @@ class Dense(PointMethod):
         layout = task.model.layout
         student = {entry.name: entry.view(task.model.vector.clone()) for entry in layout.entries}
         with seeded_globally(seed, device):
-            generator = ImageGenerator(self.latent, self.width, data.low, data.high, data.input_shape[1]).to(device)
+            generator = ImageGenerator(self.latent, self.width, data.low, data.high, data.input_shape[1])
+            generator.to(device, non_blocking=True)
             noise = torch.randn(self.num_images, self.latent, device=device, requires_grad=True)
             labels = torch.randint(task.num_classes, (self.num_images,), device=device)
         optimizer = torch.optim.Adam([*generator.parameters(), noise], self.generator_lr, betas=(0.5, 0.999))
-        best, best_loss = noise, float("inf")
+        best, best_loss = noise, torch.full((), float("inf"), device=device)
         for _ in range(self.generator_steps):
             images = generator(noise)
             teacher, distance = ensemble(task, clients, images)
@@ -105,12 +109,13 @@ class Dense(PointMethod):
             boundary = -(divergence.sum(1) * disagree).mean()
             loss = task.likelihood.loss(teacher, labels) + self.boundary_weight * boundary
             loss = loss + self.statistics_weight * distance
-            if loss.item() < best_loss:
-                best, best_loss = images.detach(), loss.item()
+            better = loss.detach() < best_loss  # stays on the device: nothing waits for a step
+            best = images.detach() if best is noise else torch.where(better, images.detach(), best)
+            best_loss = torch.where(better, loss.detach(), best_loss)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
-        return best, best_loss
+        return best, best_loss.item()
 
 
 def ensemble(task: Task, clients: list[tuple[float, Tensors]], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bfl_bench.aggregators import WeightedMean, moments
 from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.devices import bring
 from bfl_bench.inference.distill import Student
 from bfl_bench.inference.point import PointMethod
 from bfl_bench.inference.train import Sgd
@@ -71,7 +72,7 @@ class FedBe(PointMethod):
             return list(shares.to(clients.dtype) @ clients)
         mean, variance = moments(clients, torch.zeros_like(clients), weights.to(clients.dtype))
         deviation = (self.variance_scale * variance).sqrt()
-        noise = torch.randn(self.num_teachers, len(mean), generator=rng).to(mean.device)
+        noise = bring(torch.randn(self.num_teachers, len(mean), generator=rng), mean.device)
         return list(mean + deviation * noise)
 
     @torch.no_grad()

@@ -29,6 +29,7 @@ from torch import Tensor
 from bfl_bench.aggregators import Combination, Rule, WeightedMean, step_towards
 from bfl_bench.aggregators.algebra import solve
 from bfl_bench.checks import Above, AtLeast, Between
+from bfl_bench.devices import bring
 from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.inference.ivon import Ivon
@@ -78,7 +79,7 @@ class FedIvon(Method):
 
     def init(self, task: Task, rng: torch.Generator) -> Tensors:
         precision = torch.full_like(task.model.gradient, self.h0 + self.delta)
-        ess = precision.new_tensor(sum(map(self._ess, task.sizes)))
+        ess = precision.new_full((), sum(map(self._ess, task.sizes)))
         return {"params": task.model.initial.clone(), "example_precision": precision, "ess": ess}
 
     def broadcast(self, task: Task, state: Tensors) -> Tensors:
@@ -104,7 +105,7 @@ class FedIvon(Method):
         optimizer = ivon if self.cosine_steps is None else Swinging(ivon, self.cosine_steps, self.cosine_floor)
         trained = train(task, broadcast["params"], client, rng, optimizer=optimizer, memory=remembered)
         message = {"params": trained.vector, "example_precision": trained.memory["precision"]}
-        local = message | {"ess": trained.vector.new_tensor(ivon.ess)}
+        local = message | {"ess": trained.vector.new_full((), ivon.ess)}
         return Update(message=message, local=local, metrics=trained.metrics)
 
     def server_update(
@@ -146,7 +147,7 @@ class FedIvon(Method):
         deviation = (model["ess"] * model["example_precision"]).rsqrt()
         for _ in range(num):
             drawn = model["params"].clone()
-            drawn[: len(deviation)] += deviation * torch.randn(len(deviation), generator=rng).to(drawn.device)
+            drawn[: len(deviation)] += deviation * bring(torch.randn(len(deviation), generator=rng), drawn.device)
             yield drawn
 
     def gaussian(self, task: Task, model: Tensors) -> tuple[Tensor, Tensor] | None:

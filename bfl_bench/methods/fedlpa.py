@@ -57,8 +57,8 @@ class FedLpa(PointMethod):
     ) -> Update:
         trained = train(task, broadcast["params"], client, rng)
         factors = kronecker.factors(task, trained.vector, client, rng, self.factor_split)
-        damped = {name: kronecker.damp(a, b, self.damping, self.damping_norm) for name, (a, b) in factors.items()}
-        message = {"params": trained.vector} | pack_factors(damped)
+        damped = kronecker.damp(list(factors.values()), self.damping, self.damping_norm)
+        message = {"params": trained.vector} | pack_factors(dict(zip(factors, damped, strict=True)))
         return Update(message=message, local={"params": trained.vector}, metrics=trained.metrics)
 
     def server_update(

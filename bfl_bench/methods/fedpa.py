@@ -82,6 +82,6 @@ def posterior_step(start: Tensor, samples: Tensor, rho: float) -> Tensor:
     """Sigma^-1 (start - mean of the samples), (D,), with the shrinkage covariance Sigma of samples (l, D)."""
     mean = samples.mean(0)
     rows, distance = samples - mean, start - mean
-    inner = torch.eye(len(rows)).to(rows) + rho * rows @ rows.T
+    inner = torch.eye(len(rows), dtype=rows.dtype, device=rows.device) + rho * rows @ rows.T
     solved: Tensor = torch.linalg.solve(inner, rows @ distance)
     return (distance - rho * solved @ rows) * (1 + (len(rows) - 1) * rho)

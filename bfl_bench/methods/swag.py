@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from bfl_bench.aggregators import Combination, WeightedMean, moments
 from bfl_bench.checks import AtLeast
+from bfl_bench.devices import bring
 from bfl_bench.errors import UnsuitableError
 from bfl_bench.evaluation.posterior import Posterior
 from bfl_bench.evaluation.truth import Moments
@@ -118,9 +119,9 @@ class Swag(PointMethod):
             return
         deviation = variance.clamp(min=self.floor).sqrt().to(params.dtype)
         for _ in range(num):
-            noise = deviation * torch.randn(len(deviation), generator=rng).to(params.device)
+            noise = deviation * bring(torch.randn(len(deviation), generator=rng), params.device)
             if len(rows) > 1:
-                noise += torch.randn(len(rows), generator=rng).to(params.device) @ rows / (len(rows) - 1) ** 0.5
+                noise += bring(torch.randn(len(rows), generator=rng), params.device) @ rows / (len(rows) - 1) ** 0.5
             drawn = params.clone()
             drawn[: len(mean)] = mean.to(params.dtype) + self.scale**0.5 * noise
             yield drawn

@@ -129,6 +129,7 @@ class FlatModel:
         self._places = [(place, name) for place in kept for name, tensor in place.items() if tensor is not None]
         self._storage = self._pointers()
         self.prefix, self.suffix = _split_at_gaussian(self.module)
+        self._prefix_has_tensors = self.prefix is not None and bool(self.prefix.state_dict())
         self.initial = self.vector.clone()
 
     def __getstate__(self) -> dict[str, object]:
@@ -149,7 +150,9 @@ class FlatModel:
         return logits
 
     def has_prefix_of(self, vector: Tensor) -> bool:
-        """Tell whether all but Gaussian weights are, in this vector, what the network has now."""
+        """Tell whether the prefix has the tensors, in this vector, that it has now; all but Gaussian weights count."""
+        if not self._prefix_has_tensors:
+            return True
         points, rest = self.layout.points, slice(self.layout.num_trainable, None)
         return torch.equal(vector[points], self.vector[points]) and torch.equal(vector[rest], self.vector[rest])
 

@@ -185,7 +185,7 @@ def read_state(folder: Path, device: torch.device) -> Tensors:
 def write_tensors(path: Path, tensors: Tensors) -> str:
     """Write a file of tensors; return the sha256 of its content."""
     # Clones, because safetensors refuses two names for one tensor, and views that are not contiguous.
-    copies = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
+    copies = {key: tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()}
     content = save(copies)
     write_bytes(path, content)
     return hashlib.sha256(content).hexdigest()

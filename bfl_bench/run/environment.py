@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from bfl_bench.devices import describe_device
+
 CODE = ("bfl_bench", "commit", "own_code")
 """Keys of an environment that say with which code a run was made."""
 
@@ -26,7 +28,7 @@ def describe_environment(device: torch.device, threads: int, config: Mapping[str
         "numpy": version("numpy"),
         "platform": platform.platform(),
         "cpu": describe_cpu(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": describe_device(device),
         "threads": threads,
     }
 

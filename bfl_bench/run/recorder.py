@@ -1,8 +1,6 @@
 """What a round has measured, as rows of the run's tables; running totals; the summary of a run."""
 
 import math
-import resource
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 import torch
 
 from bfl_bench import records
+from bfl_bench.devices import peak_memory_mb
 from bfl_bench.engines.worker import TEST, UNSEEN, VALIDATION, Reply
 from bfl_bench.errors import PartError
 from bfl_bench.likelihood import Bin, Scores
@@ -208,14 +207,3 @@ def worst_tenth(accuracies: Sequence[float]) -> float:
 
 def num_bytes(tensors: Tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak of what was allocated on the GPU, where there is one, or of this process's resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    if sys.platform == "linux":  # where getrusage starts from the peak of the process that started this one
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -51,10 +51,9 @@ def calibrate_bins(worker: Worker, prediction: Prediction, temperature: float) -
 
 def trace_risk(worker: Worker, prediction: Prediction) -> list[Row]:
     """Take the risk-coverage curve of the test set at each percent of coverage."""
-    curve = selective.risk_coverage_curve(*_flatten(worker, {TEST: prediction}, TEST))
+    curve = selective.risk_coverage_curve(*_flatten(worker, {TEST: prediction}, TEST)).tolist()
     places = [max(math.ceil(len(curve) * percent / 100), 1) - 1 for percent in range(1, 101)]
-    risks = curve[places].tolist()
-    return [{"coverage": percent / 100, "risk": risk} for percent, risk in enumerate(risks, start=1)]
+    return [{"coverage": percent / 100, "risk": curve[place]} for percent, place in enumerate(places, start=1)]
 
 
 def count_entropies(worker: Worker, predictions: Mapping[str, Prediction]) -> list[Row]:

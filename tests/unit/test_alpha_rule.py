@@ -166,7 +166,8 @@ def test_stops_by_tolerance_or_by_iterations() -> None:
     exact = alpha(*federation, 0.3, tolerance=1e-14, max_iterations=2000)
     starts = [torch.stack(rule(*federation)) for rule in (moments, rklb)]
     none = torch.stack(alpha(*federation, 0.3, max_iterations=0))
-    assert ((none == starts[0]).all(0) | (none == starts[1]).all(0)).all()  # column by column one of the two starts
+    # Column by column one of the two starts, but for rounding: clients are added up in another order.
+    assert (torch.isclose(none, starts[0], 1e-13).all(0) | torch.isclose(none, starts[1], 1e-13).all(0)).all()
     by_default = distance(alpha(*federation, 0.3), exact).max().item()
     loose = distance(alpha(*federation, 0.3, tolerance=1e-3), exact).max().item()
     short = distance(alpha(*federation, 0.3, max_iterations=2), exact).max().item()

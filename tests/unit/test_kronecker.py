@@ -149,14 +149,14 @@ def test_damping(norm: kronecker.Norm) -> None:
     left, right = torch.kron(a, torch.eye(3)), torch.kron(torch.eye(4), b)
     ratio = {"trace": left.trace() / right.trace(), "frobenius": left.norm() / right.norm(), "one": torch.tensor(1.0)}
     pi = ratio[norm].sqrt().item()
-    damped_a, damped_b = kronecker.damp(a, b, 0.04, norm)
+    ((damped_a, damped_b),) = kronecker.damp([(a, b)], 0.04, norm)
     torch.testing.assert_close(damped_a - a, pi * 0.2 * torch.eye(4, dtype=torch.float64))
     torch.testing.assert_close(damped_b - b, 0.2 / pi * torch.eye(3, dtype=torch.float64))
     assert norm == "one" or abs(pi - 1) > 0.01
 
 
 def test_damping_of_a_layer_without_gradients_is_finite() -> None:
-    a, b = kronecker.damp(torch.ones(2, 2), torch.zeros(2, 2), 0.01, "trace")
+    ((a, b),) = kronecker.damp([(torch.ones(2, 2), torch.zeros(2, 2))], 0.01, "trace")
     assert torch.equal(b, 0.1 * torch.eye(2))
     assert torch.equal(a, torch.ones(2, 2) + 0.1 * torch.eye(2))
 

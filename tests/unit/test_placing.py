@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bfl_bench import devices, records
 from bfl_bench import method as method_module
-from bfl_bench import records
 from bfl_bench.data import dataset
 from bfl_bench.inference.train import minibatches
 from bfl_bench.method import Client
@@ -31,7 +31,7 @@ def test_data_that_fit_lie_on_the_device() -> None:
 
 def test_data_that_do_not_fit_stay_and_minibatches_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(dataset, "_has_room", lambda device, num_bytes: asked.append(num_bytes))
+    monkeypatch.setattr(dataset, "has_room", lambda device, num_bytes: asked.append(num_bytes))
     split = make_split(7).to(ELSEWHERE)
     assert asked == [7 * NUM_FEATURES * 4 + 7 * 8]
     assert (split.x.device, split.y.device) == (CPU, CPU)
@@ -45,14 +45,14 @@ def test_data_take_at_most_half_of_what_is_free_on_a_gpu(
     needed: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
-    assert dataset._has_room(torch.device("cuda"), needed) is fits
-    assert dataset._has_room(CPU, needed)
+    assert devices.has_room(torch.device("cuda"), needed) is fits
+    assert devices.has_room(CPU, needed)
 
 
 @pytest.mark.parametrize("method", ["fola", "fedlpa", "scaffold"])
 def test_runs_do_not_depend_on_where_the_data_lie(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     brought: list[Tensor] = []
-    bring = dataset.bring
+    bring = devices.bring
 
     def note(tensor: Tensor, device: torch.device) -> Tensor:
         brought.append(tensor)
@@ -61,7 +61,7 @@ def test_runs_do_not_depend_on_where_the_data_lie(method: str, tmp_path: Path, m
     monkeypatch.setattr(method_module, "bring", note)
     run_in(tmp_path / "on", *choose(method))
     assert not brought
-    monkeypatch.setattr(dataset, "_has_room", lambda device, num_bytes: False)
+    monkeypatch.setattr(dataset, "has_room", lambda device, num_bytes: False)
     run_in(tmp_path / "beside", *choose(method))
     assert brought
     first, second = ((tmp_path / name / records.METRICS).read_bytes() for name in ("on", "beside"))
