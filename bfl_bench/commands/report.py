@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     by = [*arguments.by, *(["dataset.name"] if any(on_stand_in(run.config) for run in chosen.runs) else [])]
     comparison = compare(
-        [_label_stand_in(run) for run in chosen.runs],
+        [label_stand_in(run) for run in chosen.runs],
         arguments.metrics,
         by=list(dict.fromkeys(by)),
         compared=arguments.compare,
@@ -191,7 +191,7 @@ def choose_runs(arguments: argparse.Namespace) -> Chosen:
     if configs:
         _check_names(arguments, configs, where)
     if runs:
-        _check_metrics(arguments.metrics, runs)
+        check_metrics(arguments.metrics, runs)
     if num_stand_in:
         number = "1 run" if num_stand_in == 1 else f"{num_stand_in} runs"
         notes.append(f"{number} on random stand-in data; --stand-in shows them")
@@ -239,7 +239,8 @@ def _allowed(given: str, keys: Sequence[str]) -> str:
     return ", ".join(near or [key for key in keys if "." not in key]) + hint
 
 
-def _check_metrics(metrics: Sequence[str], runs: Sequence[Run]) -> None:
+def check_metrics(metrics: Sequence[str], runs: Sequence[Run]) -> None:
+    """Refuse a name that is neither a registered column nor one that a run has."""
     measured = {name for run in runs for name in run.final}
     known = [*(column.name for column in columns.METRICS), *sorted(measured - {"round"})]
     for name in metrics:
@@ -247,7 +248,7 @@ def _check_metrics(metrics: Sequence[str], runs: Sequence[Run]) -> None:
             raise ConfigError("--metrics", name, list_names(list(dict.fromkeys(known)), name))
 
 
-def _label_stand_in(run: Run) -> Run:
+def label_stand_in(run: Run) -> Run:
     """Say with the dataset's name that the data are not that dataset's."""
     if not on_stand_in(run.config):
         return run
