@@ -59,6 +59,7 @@ ADDED: dict[str, Any] = {
     "Fvb.variance_rate": None,
     "Fvb.warm_up": 0,
     "Virtual.variance_rate": None,
+    "checkpoint.keep": True,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

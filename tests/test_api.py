@@ -95,6 +95,15 @@ class NoOp(FedAvg):
     """FedAvg under another name."""
 
 
+def test_a_folder_of_an_earlier_version_loads(models: Callable[[str], Model], tmp_path: Path) -> None:
+    """Its config lacks keys that were added since."""
+    made = Run(Path(shutil.copytree(models("fedavg").run.folder, tmp_path / "copy")))
+    config = made.config
+    del config["checkpoint"]["keep"], config["eval"]["posterior"]
+    (made.folder / records.CONFIG).write_text(yaml.safe_dump(config))
+    assert made.load().model is not None
+
+
 def test_naming_a_module_does_not_open_what_it_imports(models: Callable[[str], Model], tmp_path: Path) -> None:
     made = Run(Path(shutil.copytree(models("fedavg").run.folder, tmp_path / "copy")))
     for target in (f"{__name__}.subprocess.run", "os.system", f"{__name__}x.NoOp"):

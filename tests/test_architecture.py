@@ -6,7 +6,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "bfl_bench"
 LAYERS = [  # from the bottom
-    {"errors", "groups"},
+    {"errors", "groups", "meter"},
     {"checks", "rng", "reading"},
     {"records"},
     {"identity"},

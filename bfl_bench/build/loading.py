@@ -72,6 +72,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         seed=settings.seed,
         cohort_size=_cohort_size(settings.participation, partition.sizes),
         checkpoint_every=plan.checkpoint.every,
+        keep_checkpoint=plan.checkpoint.keep,
         partition_info=partition.info,
         alternatives=plan.alternatives,
         start=start,

@@ -233,12 +233,14 @@ def execute(plan: "Plan", config: dict[str, Any], observers: "Sequence[Observer]
 
 
 def _describe_dry_run(plan: "Plan", config: dict[str, Any]) -> str:
-    """Say what would run: the config, the folder, the number of steps."""
+    """Say what would run: the config, the folder, the number of steps, about how long they take."""
     from bfl_bench import build
+    from bfl_bench.run.estimate import describe_time
 
     experiment = build.load(plan)[0]
     folder = Path(plan.settings.out) / folder_name(config)
-    return yaml.safe_dump(config, sort_keys=False) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}"
+    steps = f"SGD steps: {experiment.count_steps():,}"
+    return "\n".join([yaml.safe_dump(config, sort_keys=False), f"folder: {folder}", steps, describe_time(experiment)])
 
 
 def _changed_code(folder: Path, config: dict[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bfl_bench.likelihood import Likelihood
+from bfl_bench.meter import METER
 from bfl_bench.method import Client, LocalSettings, Task, Tensors
 from bfl_bench.rng import derive_seed, seeded_globally
 
@@ -131,6 +132,7 @@ def minibatches(client: Client, local: LocalSettings, rng: torch.Generator) -> I
             x, y = client.gather(positions, rng)
             for start in range(0, len(y), local.batch_size):
                 stop = start + local.batch_size
+                METER.steps += 1
                 yield Minibatch(x[start:stop], y[start:stop], in_last_epoch, number * block + stop >= num)
 
 
