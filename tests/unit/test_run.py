@@ -69,10 +69,11 @@ def test_local_accuracy_is_weighted_by_size(tmp_path: Path) -> None:
 
 def test_the_last_checkpoint_is_kept_unless_asked_otherwise(tmp_path: Path) -> None:
     """It is dropped after the summary is there, so that a kill in between loses nothing; other files stay."""
+    made = make_experiment(rounds=2)
     for keep in (True, False):
         folder = tmp_path / str(keep)
         folder.mkdir()
-        experiment = replace(make_experiment(rounds=2), keep_checkpoint=keep)
+        experiment = replace(made, keep_checkpoint=keep)
         assert run(experiment, folder, [])["status"] == "done"
         assert (folder / records.CHECKPOINT / records.MANIFEST).exists() == keep
         assert (folder / records.CHECKPOINT).exists() == keep
