@@ -69,7 +69,7 @@ def describe_useless(found: Sequence[Useless]) -> str:
 
 
 def remove_runs(found: Sequence[Useless]) -> list[str]:
-    """Remove the folders; return a sentence on each that was kept: somebody works there, or keeps other things in it."""
+    """Remove the folders; return a sentence on each that was kept, because somebody works there, say."""
     kept: list[str] = []
     for one in found:
         others = [path for path in one.folder.rglob(records.CONFIG) if path.parent != one.folder]
