@@ -42,6 +42,13 @@ def test_what_is_found(runs: dict[str, Path], tmp_path: Path) -> None:
         assert names_of(find_useless([tmp_path], ["unfinished", "stale"]), runs) == {"unfinished", "damaged", "stale"}
 
 
+def test_a_stale_run_that_somebody_works_on_is_not_found(runs: dict[str, Path], tmp_path: Path) -> None:
+    (runs["stale"] / records.SUMMARY).unlink()
+    with FileLock(runs["stale"] / records.LOCK):
+        assert not find_useless([tmp_path], ["stale"])
+    assert names_of(find_useless([tmp_path], ["stale"]), runs) == {"stale"}
+
+
 def test_only_what_was_not_touched_for_so_long(runs: dict[str, Path], tmp_path: Path) -> None:
     for path in runs["unfinished"].iterdir():
         os.utime(path, (1000, 1000))

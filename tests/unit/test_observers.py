@@ -67,6 +67,8 @@ def test_the_line_fits_and_loses_metrics_first() -> None:
     assert len(line) <= 79
     assert line == full[: len(line)]
     assert "<" in line
+    for columns in range(len(draw_line(shown, 36000.0, "", 200)), len(full)):  # a number is there or not, never cut
+        assert set(draw_line(shown, 36000.0, metrics, columns).split()) <= set(full.split())
     assert "ga=0.9471" in line
     assert len(draw_line(shown, 36000.0, metrics, 30)) == 30
 
