@@ -36,6 +36,7 @@ from workloads import WORKERS, WORKLOADS, compare, divide, load_data, run_bare, 
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.records import write_text
 from bfl_bench.report import markdown
+from bfl_bench.report.style import styled
 
 TARGETS = {
     ("A", "ours / bare"): ("<=", 0.90),
@@ -277,6 +278,7 @@ def measure_stacked(options: argparse.Namespace) -> Section:
     return Section(text + markdown(head, rows), {})
 
 
+@styled
 def draw(bars: dict[str, float], path: Path) -> None:
     import matplotlib
 
@@ -289,7 +291,7 @@ def draw(bars: dict[str, float], path: Path) -> None:
     figure, rows = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 5), squeeze=False, layout="constrained")
     for axes, part in zip(rows[0], panels, strict=True):
         reading = next(iter(part))[0] == "E"
-        colours = ["C7" if label.endswith(("bare", *PEERS)) else "C0" for label in part]
+        colours = ["0.6" if label.endswith(("bare", *PEERS)) else "C0" for label in part]
         labels = [f"{label.removeprefix('E ')} clients" if reading else label for label in part]
         drawn = axes.barh(labels, [ratio - 1 for ratio in part.values()], left=1, color=colours)
         axes.bar_label(drawn, [f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}" for ratio in part.values()], padding=2)

@@ -72,6 +72,7 @@ ADDED: dict[str, Any] = {
     "eval.personalise": [],
     "eval.personalise_rule": "wb",
     "dataset.label_noise": {"rate": 0.0, "kind": "uniform"},
+    "checkpoint.keep": True,
 }
 """Keys that some configs lack, with the value that means the same as their absence.
 

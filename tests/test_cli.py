@@ -117,7 +117,7 @@ def test_dry_run_counts_steps_and_makes_no_folder(bfl_run: BflRun, tmp_path: Pat
     overrides = [o for o in SMALL if not o.startswith("partition")]
     result = bfl_run(*overrides, "dry_run=true", "participation=0.4", "partition=iid")
     # 3 rounds of 2 clients with 24 examples each: 2 batches of at most 16, 2 epochs
-    assert "SGD steps: 24\n" in result.out
+    assert "SGD steps: 24\ntime: about 0.0 minutes (" in result.out
     assert "folder: outputs/synthetic_iid_fola_seed0_" in result.out
     assert not (tmp_path / "outputs").exists()
 

@@ -5,8 +5,13 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bfl_bench.commands.config_files import list_options
+from bfl_bench.groups import GROUPS
+from bfl_bench.records import config_folder
+from scripts.site_hooks import describe_configuration
 from tests.conftest import BflRun
 
 ROOT = Path(__file__).parent.parent
@@ -27,9 +32,49 @@ def run_example(document: str, bfl_run: BflRun, folder: Path) -> None:
     assert result.code == 0, result.err
 
 
-def test_example_of_the_readme_runs(bfl_run: BflRun, tmp_path: Path) -> None:
-    run_example("README.md", bfl_run, tmp_path)
+def test_a_method_of_ones_own_runs(bfl_run: BflRun, tmp_path: Path) -> None:
+    run_example("docs/how-to/own-method.md", bfl_run, tmp_path)
     assert list((tmp_path / "outputs").glob("digits_dirichlet-0.1_noisy_seed0_*/metrics.csv"))
+
+
+def test_data_of_ones_own_run(bfl_run: BflRun, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"train": 200, "test": 60}
+    arrays = {f"x_{part}": rng.normal(size=(num, 1, 4, 4)) for part, num in sizes.items()}
+    arrays |= {f"y_{part}": np.arange(num) % 3 for part, num in sizes.items()}
+    (tmp_path / "my_data").mkdir()
+    np.savez(tmp_path / "my_data" / "my_images.npz", **arrays)
+    run_example("docs/how-to/own-data.md", bfl_run, tmp_path)
+    assert list((tmp_path / "outputs").glob("my_images_dirichlet-0.1_fola_seed0_*/metrics.csv"))
+
+
+def test_every_method_and_rule_is_in_its_document() -> None:
+    """Rows of methods stand in docs/methods.md, and so does everything that conf/ has of them."""
+    text = (ROOT / "docs/methods.md").read_text()
+    for group in ("method", "aggregator"):
+        for path in (ROOT / "conf" / group).glob("[!_]*.yaml"):
+            name = path.stem
+            suffixed = name.endswith(("_released", "_normalised")) and group == "aggregator"  # named by their endings
+            assert f"`{name}`" in text or suffixed or name == "none", name
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text()):
+            generated = link.endswith("reference/configuration.md")
+            assert generated or (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+def test_the_page_of_keys_has_every_option_and_key() -> None:
+    text = describe_configuration()
+    for group in GROUPS:
+        for name in list_options(group, [config_folder()]):
+            assert f"| `{name}` | " in text, f"{group}={name}"
+    assert "| `local.lr` | `0.1` |" in text
+    assert "| `method.mu` | `" in text.split("### `method=fedprox`")[1].split("###")[0]
+    assert "_target_" not in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) in (3, 4) for line in tables)
 
 
 def test_skeletons_of_the_design_document_run(bfl_run: BflRun, tmp_path: Path) -> None:

@@ -27,12 +27,14 @@ def drawn(num_rounds: int) -> Figure:
 
 
 def test_each_line_has_the_label_of_its_column() -> None:
+    """Accuracies in percent, as the title says."""
+    assert [axes.get_title() for axes in drawn(10).axes] == ["accuracy (%)", "loss (nats)", "calibration"]
     lines = {line.get_label(): line.get_ydata()[-1] for axes in drawn(10).axes for line in axes.lines}
     assert lines == {
-        "global accuracy": 0.11,
-        "local accuracy": 0.22,
-        "worst 10 % of clients": 0.33,
-        "training accuracy": 0.88,
+        "global accuracy": 11.0,
+        "local accuracy": 22.0,
+        "worst 10 % of clients": 33.0,
+        "training accuracy": 88.0,
         "negative log-likelihood": 0.44,
         "training loss": 0.77,
         "expected calibration error": 0.55,
@@ -171,3 +173,13 @@ def test_the_figure_is_of_the_last_round_and_only_where_something_was_asked_for(
     records.Table(tmp_path / records.RISK, records.RISK_COLUMNS).append([{**row, "round": 3} for row in RISK])
     draw_uncertainty(tmp_path)
     assert (tmp_path / records.UNCERTAINTY_FIGURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_style_is_in_effect_while_a_figure_is_made_and_not_beyond() -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    first = drawn(5).axes[0]
+    assert [line.get_color() for line in first.lines] == ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]
+    assert min(text.get_fontsize() for text in first.get_legend().get_texts()) >= 10
+    assert dict(matplotlib.rcParams) == before

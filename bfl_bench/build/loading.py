@@ -30,7 +30,7 @@ from bfl_bench.likelihood import Categorical
 from bfl_bench.method import DataInfo, ServerData, Task, Tensors
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import count_layers, make_gaussian
-from bfl_bench.models.lateral import Lateral
+from bfl_bench.models.lateral import Lateral, load_plain
 from bfl_bench.rng import derive_seed, numpy_stream, seeded_globally, stream
 from bfl_bench.run.checkpoint import read_state
 from bfl_bench.run.loop import Experiment
@@ -90,6 +90,7 @@ def load(plan: Plan) -> tuple[Experiment, Dataset, Partition]:
         cohort_size=_cohort_size(settings.participation, partition.sizes),
         in_turn=settings.cohort == "sequential",
         checkpoint_every=plan.checkpoint.every,
+        keep_checkpoint=plan.checkpoint.keep,
         partition_info=partition.info,
         alternatives=plan.alternatives,
         start=start,
@@ -404,15 +405,22 @@ def _split(plan: Plan, dataset: Dataset) -> tuple[Dataset, Partition, list[Ints]
     return dataset, partition, [np.searchsorted(kept, part) for part in own] if plan.own_test else None
 
 
-def reload(folder: Path) -> tuple[Experiment, Tensors]:
+def reload(folder: Path, modules: Sequence[str] = ()) -> tuple[Experiment, Tensors]:
     """Load the experiment of a finished run, data and all, and the server's state at its end.
 
-    A run folder is data that somebody else may have written: only parts of this package are made from it.
+    A run folder is data that somebody else may have written: only parts of this package are made from it, and of the
+    modules that are named.
     """
+    experiment = load(plan_again(folder, modules))[0]
+    return experiment, read_state(folder, experiment.worker.task.model.vector.device)
+
+
+def plan_again(folder: Path, modules: Sequence[str] = ()) -> Plan:
+    """Check the config of a run's folder again, and take parts of this package and of these modules from it alone."""
     config = read_config(folder)
     if config is None:
         raise RunError(f"{folder} is not the folder of a run, with its {records.CONFIG}")
-    if foreign := [target for target in _targets(config) if not is_own(target)]:
+    if foreign := [target for target in _targets(config) if not is_own(target, modules)]:
         named = f"{folder} names {foreign[0]!r}, which is no part of bfl-bench"
         raise RunError(f"{named}: code is not run from run folders")
     config = fill_in(config)
@@ -421,8 +429,20 @@ def reload(folder: Path) -> tuple[Experiment, Tensors]:
     config["observer"] = {"name": "none"}
     # Ray may not be installed.
     config["engine"] = {"_target_": "bfl_bench.engines.worker.Sequential", "name": "sequential"}
-    experiment = load(plan(config))[0]
-    return experiment, read_state(folder, experiment.worker.task.model.vector.device)
+    return plan(config)
+
+
+def make_plain(plan: Plan, experiment: Experiment, vector: torch.Tensor) -> nn.Module:
+    """Make the network without Gaussian layers and private parts, with the parameters of a flat vector (P,).
+
+    Its tensors are its own, in PyTorch's shapes and order in memory; those of Gaussian weights are the means.
+    """
+    task = experiment.worker.task
+    num_outputs = task.likelihood.num_outputs + plan.method.needs.extra_outputs
+    with seeded_globally(0, plan.device):
+        module: nn.Module = plan.make_model(task.data.input_shape, num_outputs).to(plan.device, torch.float32)
+    load_plain(module, task.model.layout.to_state_dict(vector))
+    return module.eval()
 
 
 def _targets(node: Any) -> Iterator[Any]:

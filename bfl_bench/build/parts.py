@@ -6,7 +6,7 @@ A group's node names its callable with `_target_`; the other keys are its argume
 import functools
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, get_args, get_type_hints
 
@@ -129,15 +129,21 @@ def split_model(node: Mapping[str, Any]) -> tuple[GaussianSettings | None, dict[
     return (construct_section("model", GaussianSettings, shared) if shared else None), rest
 
 
-def is_own(path: object) -> bool:
-    """Tell whether a `_target_` is a class or function of this package, not of a module that it imports."""
-    if not isinstance(path, str) or not path.startswith("bfl_bench."):
+def is_own(path: object, modules: Sequence[str] = ()) -> bool:
+    """Tell whether a `_target_` is a class or function of this package, or of these modules.
+
+    What one of them only imports from elsewhere is not its own. Nothing but they is imported to find out.
+    """
+    if not isinstance(path, str):
         return False
-    try:
-        target = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError):
-        return False
-    return str(getattr(target, "__module__", "")).startswith("bfl_bench.")
+    for module in ("bfl_bench", *modules):
+        if path.startswith(f"{module}."):
+            try:
+                target = pkgutil.resolve_name(path)
+            except (ImportError, AttributeError, ValueError):
+                return False
+            return f"{getattr(target, '__module__', '')}.".startswith(f"{module}.")
+    return False
 
 
 def _target(group: str, config: Mapping[str, Any]) -> Callable[..., Any]:

@@ -58,6 +58,7 @@ class Settings:
 @dataclass(frozen=True)
 class CheckpointSettings:
     every: Annotated[int, AtLeast(1)]
+    keep: bool
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,9 @@ def _compose(line: CommandLine, overrides: Sequence[Override]) -> dict[str, Any]
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    words = [override.word for override in overrides]
+    words = with_own_folder(line, [override.word for override in overrides])
     name = line.options.get("--config-name", "config")
-    main, *own = line.folders
-    if own:
-        words.append(f"hydra.searchpath=['file://{own[0].absolute()}']")
+    main = line.folders[0]
     try:
         if GlobalHydra.instance().is_initialized():  # by the sweep that is going on
             config = compose(name, words, return_hydra_config=True)
@@ -120,6 +118,12 @@ def _compose(line: CommandLine, overrides: Sequence[Override]) -> dict[str, Any]
         return dict(plain)
     except Exception:  # whatever it is: it is being explained already
         return None
+
+
+def with_own_folder(line: CommandLine, words: Sequence[str]) -> list[str]:
+    """Add to the overrides where `--config-dir` says that there are further config files."""
+    _, *own = line.folders
+    return [*words, *(f"hydra.searchpath=['file://{folder.absolute()}']" for folder in own)]
 
 
 def _missing_option(missing: str, options: Sequence[str], text: str, line: CommandLine) -> ConfigError:

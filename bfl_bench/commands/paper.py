@@ -32,6 +32,7 @@ from bfl_bench.papers.pages import Maker, Page, find_near, key_of, place
 from bfl_bench.papers.spec import Cell, Table, describe_scale, find_table, list_cells, read_tables, setting_of
 from bfl_bench.records import config_folder
 from bfl_bench.report import Config, ReportError, Run, flatten
+from bfl_bench.report.style import style
 
 PAPERS = ("fola", "virtual", "ba_bfl", "fedlpa", "bfl_p", "truth")
 
@@ -140,7 +141,8 @@ def show(table: Table, scales: Sequence[str], collected: Collected, to: Path, ne
             shortened=describe_scale(table, scale, _papers_values(table)) if scale != "paper" else "",
             to=to,
         )
-        maker(page)
+        with style():
+            maker(page)
     if near:
         lines = find_near(every, configs or [_papers_values(table)])
         print(
@@ -246,7 +248,8 @@ def _show_all(table: Table, arguments: Namespace) -> None:
 
 
 def _draw(maker: Callable[[Path], None], arguments: Namespace) -> None:
-    maker(arguments.to)
+    with style():
+        maker(arguments.to)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from bfl_bench.commands.words import list_names
 from bfl_bench.errors import BflError, ConfigError
 from bfl_bench.evaluation import columns
 from bfl_bench.identity import meaning
+from bfl_bench.report.cleaning import KINDS, describe_useless, find_useless, remove_runs
 from bfl_bench.report.comparison import (
     MAX_MISSING,
     SIGNIFICANT,
@@ -62,13 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
         text = compare_two(*arguments.diff) if arguments.diff is not None else list_runs(arguments.runs)
         _give(arguments.to, text)
         return 0
+    if arguments.clean is not None:
+        return clean(arguments)
     chosen = choose_runs(arguments)
     if not chosen.runs:
         print("bfl-report: no finished run there" + "".join(f"\n- {note}" for note in chosen.notes), file=sys.stderr)
         return 1
     by = [*arguments.by, *(["dataset.name"] if any(on_stand_in(run.config) for run in chosen.runs) else [])]
     comparison = compare(
-        [_label_stand_in(run) for run in chosen.runs],
+        [label_stand_in(run) for run in chosen.runs],
         arguments.metrics,
         by=list(dict.fromkeys(by)),
         compared=arguments.compare,
@@ -89,6 +92,28 @@ def run(arguments: argparse.Namespace) -> int:
         save("--html", arguments.html, make_page(comparison, arguments.metrics, arguments.spread, caption, notes))
         print(f"page: {arguments.html}", file=sys.stderr)
     return 0
+
+
+def clean(arguments: argparse.Namespace) -> int:
+    """Show the runs that are of no use any more, ask, and remove them."""
+    found = find_useless(arguments.runs, arguments.clean, arguments.older_than)
+    if not found:
+        print("nothing to remove")
+        return 0
+    size = sum(one.size for one in found) / 1e6
+    print(describe_useless(found))
+    question = f"Remove {len(found)} run{'s' * (len(found) != 1)}, {size:.2f} MB, for good?"
+    if not arguments.yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("--clean", " ".join(arguments.clean), "together with --yes where nobody can be asked")
+        if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+            print("nothing was removed")
+            return 1
+    kept = remove_runs(found)
+    for sentence in kept:
+        print(f"bfl-report: {sentence}", file=sys.stderr)
+    print(f"removed {len(found) - len(kept)} of {len(found)}")
+    return 1 if kept else 0
 
 
 def _give(to: Path | None, text: str) -> None:
@@ -150,6 +175,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--diff", type=Path, nargs=2, metavar="RUN", help="instead: which values differ between two runs"
     )
+    parser.add_argument(
+        "--clean",
+        nargs="+",
+        choices=KINDS,
+        help="instead: remove runs, after a question: those that are unfinished, or damaged, and that no process works "
+        "on; stale ones, whose folder no command finds any more, because its config has another name by now",
+    )
+    parser.add_argument(
+        "--older-than", type=float, default=0.0, metavar="DAYS", help="with --clean: untouched for so many days"
+    )
+    parser.add_argument("--yes", action="store_true", help="with --clean: do not ask")
     return parser.parse_args(argv)
 
 
@@ -193,7 +229,7 @@ def choose_runs(arguments: argparse.Namespace) -> Chosen:
     if configs:
         _check_names(arguments, configs, where)
     if runs:
-        _check_metrics(arguments.metrics, runs)
+        check_metrics(arguments.metrics, runs)
     if num_stand_in:
         number = "1 run" if num_stand_in == 1 else f"{num_stand_in} runs"
         notes.append(f"{number} on random stand-in data; --stand-in shows them")
@@ -241,7 +277,8 @@ def _allowed(given: str, keys: Sequence[str]) -> str:
     return ", ".join(near or [key for key in keys if "." not in key]) + hint
 
 
-def _check_metrics(metrics: Sequence[str], runs: Sequence[Run]) -> None:
+def check_metrics(metrics: Sequence[str], runs: Sequence[Run]) -> None:
+    """Refuse a name that is neither a registered column nor one that a run has."""
     measured = {name for run in runs for name in run.final}
     known = [*(column.name for column in columns.METRICS), *sorted(measured - {"round"})]
     for name in metrics:
@@ -249,7 +286,7 @@ def _check_metrics(metrics: Sequence[str], runs: Sequence[Run]) -> None:
             raise ConfigError("--metrics", name, list_names(list(dict.fromkeys(known)), name))
 
 
-def _label_stand_in(run: Run) -> Run:
+def label_stand_in(run: Run) -> Run:
     """Say with the dataset's name that the data are not that dataset's."""
     if not on_stand_in(run.config):
         return run

@@ -10,7 +10,8 @@ import math
 import os
 import signal
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from bfl_bench.build import Plan
+    from bfl_bench.run.observers import Observer
 
 
 class SweepError(BflError):
@@ -186,48 +188,76 @@ def _run(config: "DictConfig", bar: bool) -> Outcome:
 
     from bfl_bench import build, records
     from bfl_bench.commands.summary import print_summary
-    from bfl_bench.report.figures import draw_curves, draw_partition, draw_uncertainty
-    from bfl_bench.run.loop import run
     from bfl_bench.run.observers import show_progress
 
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     plan = build.plan(resolved)
-    folder = Path(plan.settings.out) / folder_name(resolved)
+    if plan.settings.dry_run:
+        say(_describe_dry_run(plan, resolved))
+        return Outcome("dry run")
     dataset_config = resolved["dataset"]
     stand_in = dataset_config["name"] if is_stand_in(resolved["data_dir"], dataset_config["_target_"]) else ""
-    if not plan.settings.force and not plan.settings.dry_run:
-        summary = finished_summary(folder, resolved)
-        if summary is not None:
-            if not (folder / records.CURVES_FIGURE).exists():  # killed between the last round and the figure
-                with contextlib.suppress(RunError, OSError), records.locked(folder):  # another process may draw it
-                    draw_uncertainty(folder)
-                    draw_curves(folder)
-            changed = _changed_code(folder, resolved)
-            code = f" with other code of {', '.join(changed)}" if changed else ""
-            touched = records.find_changed(folder, summary)
-            files = f"; changed since: {', '.join(touched)}" if touched else ""
-            note = f"finished earlier{code}{files}; force=true runs it again"
-            print_summary(summary, folder, brief=sweep, note=note, stand_in=stand_in)
-            return _outcome_of_summary(summary, skipped=True)
+    ended = execute(plan, resolved, [show_progress(bar), _Stopping()])
+    note = ""
+    if ended.skipped:
+        changed = _changed_code(ended.folder, resolved)
+        code = f" with other code of {', '.join(changed)}" if changed else ""
+        touched = records.find_changed(ended.folder, ended.summary)
+        files = f"; changed since: {', '.join(touched)}" if touched else ""
+        note = f"finished earlier{code}{files}; force=true runs it again"
+    print_summary(ended.summary, ended.folder, brief=sweep, note=note, stand_in=stand_in)
+    return _outcome_of_summary(ended.summary, ended.skipped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run that is over."""
+
+    folder: Path
+    summary: dict[str, Any]
+    skipped: bool  # it had finished earlier
+
+
+def execute(plan: "Plan", config: dict[str, Any], observers: "Sequence[Observer]") -> Ended:
+    """Run a checked config in its folder, unless it has finished there; errors are raised."""
+    from bfl_bench import build, records
+    from bfl_bench.report.figures import draw_curves, draw_partition, draw_uncertainty
+    from bfl_bench.run.loop import run
+
+    folder = Path(plan.settings.out) / folder_name(config)
+    summary = None if plan.settings.force else finished_summary(folder, config)
+    if summary is not None:
+        if not (folder / records.CURVES_FIGURE).exists():  # killed between the last round and the figure
+            with contextlib.suppress(RunError, OSError), records.locked(folder):  # another process may draw it
+                draw_uncertainty(folder)
+                draw_curves(folder)
+        return Ended(folder=folder, summary=summary, skipped=True)
     experiment, dataset, partition = build.load(plan)
-    if plan.settings.dry_run:
-        say(yaml.safe_dump(resolved, sort_keys=False) + f"\nfolder: {folder}\nSGD steps: {experiment.count_steps():,}")
-        return Outcome("dry run")
     with records.locked(folder):
-        summary = None if plan.settings.force else finished_summary(folder, resolved)
+        summary = None if plan.settings.force else finished_summary(folder, config)
         if summary is not None:  # by another process, while this one loaded the data
-            return _outcome_of_summary(summary, skipped=True)
-        records.start(folder, resolved, plan.settings.force)
+            return Ended(folder=folder, summary=summary, skipped=True)
+        records.start(folder, config, plan.settings.force)
         groups = dataset.group()
         counts = partition.label_counts(groups.train.numpy(), groups.num)
-        _describe_run(folder, plan, resolved, partition, counts)
+        _describe_run(folder, plan, config, partition, counts)
         if not (folder / records.PARTITION_FIGURE).exists():  # now: a run that says it is done is not drawn again
             draw_partition(counts, folder)
-        summary = run(experiment, folder, [show_progress(bar), *plan.observers, _Stopping()])
+        summary = run(experiment, folder, [*plan.observers, *observers])
         draw_uncertainty(folder)
         draw_curves(folder)
-    print_summary(summary, folder, brief=sweep, stand_in=stand_in)
-    return _outcome_of_summary(summary)
+    return Ended(folder=folder, summary=summary, skipped=False)
+
+
+def _describe_dry_run(plan: "Plan", config: dict[str, Any]) -> str:
+    """Say what would run: the config, the folder, the number of steps, about how long they take."""
+    from bfl_bench import build
+    from bfl_bench.run.estimate import describe_time
+
+    experiment = build.load(plan)[0]
+    folder = Path(plan.settings.out) / folder_name(config)
+    steps = f"SGD steps: {experiment.count_steps():,}"
+    return "\n".join([yaml.safe_dump(config, sort_keys=False), f"folder: {folder}", steps, describe_time(experiment)])
 
 
 def _changed_code(folder: Path, config: dict[str, Any]) -> list[str]:

@@ -48,6 +48,10 @@ class Block(Protocol):
         """Map numbers, one per eigenvalue and in that shape, to the parameters (m,)."""
         ...
 
+    def spread(self, variances: Tensor) -> Tensor:
+        """Compute the variances (m,) of the parameters from those of independent numbers that `rotate` would map."""
+        ...
+
     def concerns(self, layer: Layer) -> bool:
         """Tell whether some of the parameters are the layer's."""
         ...
@@ -71,6 +75,11 @@ class LayerBlock:
         if self.left is not None and self.right is not None:
             noise = self.left @ noise @ self.right.T
         return noise.flatten()
+
+    def spread(self, variances: Tensor) -> Tensor:
+        if self.left is not None and self.right is not None:
+            variances = self.left.square() @ variances @ self.right.square().T
+        return variances.flatten()
 
     def concerns(self, layer: Layer) -> bool:
         return layer.name == self.layer.name
@@ -98,6 +107,9 @@ class DenseBlock:
 
     def rotate(self, noise: Tensor) -> Tensor:
         return noise if self.basis is None else self.basis @ noise
+
+    def spread(self, variances: Tensor) -> Tensor:
+        return variances if self.basis is None else self.basis.square() @ variances
 
     def concerns(self, layer: Layer) -> bool:
         return bool((self.positions == layer.weight.start).any())
@@ -127,6 +139,13 @@ class LaplacePosterior:
                 noise = bring(torch.randn(block.eigenvalues.shape, generator=rng), drawn.device)
                 drawn[block.positions] += block.rotate(noise / (block.eigenvalues + prior_precision).sqrt())
             yield drawn
+
+    def deviations(self, prior_precision: float) -> Tensor:
+        """Compute the standard deviation of each parameter, (P,), zero where it stays as it is."""
+        found = torch.zeros_like(self.params)
+        for block in self.blocks:
+            found[block.positions] = block.spread(1 / (block.eigenvalues + prior_precision)).sqrt()
+        return found
 
     def linearise(self, x: Tensor, prior_precisions: Sequence[float], batch_size: int) -> list[AnyPrediction]:
         model = self.task.model

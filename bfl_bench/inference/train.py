@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bfl_bench.devices import bring
 from bfl_bench.likelihood import Likelihood
+from bfl_bench.meter import METER
 from bfl_bench.method import Client, LocalSettings, Task, Tensors
 from bfl_bench.rng import derive_seed, seeded_globally
 
@@ -133,6 +134,7 @@ def minibatches(client: Client, local: LocalSettings, rng: torch.Generator) -> I
             x, y = client.gather(positions, rng)
             for start in range(0, len(y), local.batch_size):
                 stop = start + local.batch_size
+                METER.steps += 1
                 yield Minibatch(x[start:stop], y[start:stop], in_last_epoch, number * block + stop >= num)
 
 

@@ -1,5 +1,7 @@
 """A shared network and a private one side by side: the private one's outputs flow into the shared one."""
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -63,3 +65,20 @@ def count_shared(layout: Layout) -> tuple[int, int]:
     shared = [entry for entry in entries if entry.name.startswith(SHARED)]
     points = sum(entry.shape.numel() for entry in shared if entry.stop <= layout.points.stop)
     return points, sum(entry.shape.numel() for entry in shared) - points
+
+
+def name_plainly(plain: Sequence[str], names: Iterable[str]) -> dict[str, str]:
+    """Say which tensor of a network made of a plain one is which of the plain one's, by its name there.
+
+    The names differ in that a shared network's begin with `shared.`, and those of Gaussian LSTMs lack `lstm.`.
+    """
+    known = set(names)
+    prefix = SHARED if any(name.startswith(SHARED) for name in known) else ""
+    candidates = {name: (f"{prefix}{name}", f"{prefix}{name.replace('lstm.', '')}") for name in plain}
+    return {name: own for name, pair in candidates.items() for own in dict.fromkeys(pair) if own in known}
+
+
+def load_plain(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Give a plain network the parameters of one that was made of it, with Gaussian layers or a private part."""
+    initial = module.state_dict()  # integer buffers, which count batches, stay
+    module.load_state_dict(initial | {name: tensors[own] for name, own in name_plainly([*initial], tensors).items()})

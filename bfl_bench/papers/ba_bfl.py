@@ -129,7 +129,7 @@ def draw_layers(page: Page) -> None:
             grid[i, j].set(xticks=range(4), ylabel=label if j == 0 else None, title=dataset if i == 0 else None)
     figure.supxlabel("Bayesian layers (0: FedAvg)")
     for axes in grid.flat:  # each has its own, as rules may coincide in one quantity and not in another
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=9)
     head = ["dataset", "quantity", "layers", "rule", "mean", "population std", "seeds"]
     rows = [[_text(value) for value in line.values()] for line in lines]
     text = f"# BA-BFL, {page.table.name}: runs by the released code\n"

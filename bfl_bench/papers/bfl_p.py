@@ -67,7 +67,7 @@ def draw_toy(to: Path, name: str, title: str, panels: Sequence[Sequence[str]], s
         if len(names) == 1:
             axes.set_title(names[0], fontsize=10)
         if len(names) > 1 or axes is grid.flat[0]:
-            axes.legend(fontsize=8, loc="upper left", frameon=False)
+            axes.legend(fontsize=9, loc="upper left", frameon=False)
     figure.supxlabel("weight")
     figure.supylabel("density")
     lines = [{"rule": rule, "mean": mean, "variance": variance} for rule, (mean, variance) in combined.items()]

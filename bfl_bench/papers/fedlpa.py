@@ -228,7 +228,7 @@ def make_figure2(page: Page) -> None:
     axes.set(xlabel="round", ylabel="global accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=9)
     text = "# FedLPA, figure 2: MNIST, beta 0.5, accuracy (%) round by round\n\n"
     text += "Mean +- standard deviation over seeds.\n\n"
     text += report.markdown(["method", "seeds", *map(str, range(1, num_rounds + 1))], lines)

@@ -246,6 +246,15 @@ METHOD_STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+AXES = {
+    "local.lr": "learning rate",
+    "local.epochs": "local epochs",
+    "method.gamma": "gamma",
+    "partition.alpha": "alpha",
+}
+"""How axes are called."""
+
+
 def draw_over(page: Page, groups: Sequence[Group], keys: Sequence[str], line: str, label: str) -> None:
     """A panel per key with the best mean accuracy at each of its values, a line per method and value of `line`."""
     from matplotlib.figure import Figure
@@ -262,9 +271,11 @@ def draw_over(page: Page, groups: Sequence[Group], keys: Sequence[str], line: st
                 curve = zip(*sorted(points.items()), strict=True)
                 named = f"{method}, {label} {value}"
                 axes.plot(*curve, c=f"C{number}", label=named, **style)
-        axes.set(xscale="linear" if key == "local.epochs" else "log", xlabel=key, ylabel="global accuracy (%)")
+        axes.set(
+            xscale="linear" if key == "local.epochs" else "log", xlabel=AXES.get(key, key), ylabel="global accuracy (%)"
+        )
         axes.grid(alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), fontsize=7, loc="outside right upper", handlelength=3)
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=9, loc="outside right upper", handlelength=3)
     page.save_figure(figure)
 
 
@@ -317,7 +328,7 @@ def make_curves(page: Page) -> None:
         axes.set(xlabel="round", ylabel=f"{columns.label(column)} (%)")
         use_whole_rounds(axes)
         axes.grid(alpha=0.3)
-    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=7, loc="outside right upper", handlelength=4)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=9, loc="outside right upper", handlelength=4)
     text = f"# FOLA, Fig. {page.table.name.removeprefix('figure')}: {spec.title}, learning curves\n\n"
     page.write(text + report.cells_as_markdown(rows), cells)
     page.save_figure(figure)
@@ -385,7 +396,7 @@ def make_figure6(page: Page) -> None:
         axes.set(xlabel="local epochs E", ylabel=f"{columns.label(column)} (%), last round")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), fontsize=7, loc="outside right upper", handlelength=4)
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=9, loc="outside right upper", handlelength=4)
     text = "# FOLA, Fig. 6 a, b: CIFAR10-CNN, GA and LA over E and lambda\n\n"
     page.write(text + report.cells_as_markdown(cells), cells)
     page.save_figure(figure)
@@ -479,7 +490,7 @@ def make_figure2(to: Path) -> None:
     left.plot(*product, "^", c="C3", ms=9, label="FOLA: product of Gaussians")
     left.plot(*average, "s", c="black", ms=8, mfc="white", label="FedAvg: average")
     left.set(xlabel="weight 1", ylabel="weight 2", title="mixture of the clients' posteriors")
-    left.legend(fontsize=8)
+    left.legend(fontsize=9)
     x = np.linspace(-6, 3, 400)
     posteriors = [("client 1", MEANS[0], PRECISIONS[0], "C0"), ("client 2", MEANS[1], PRECISIONS[1], "C2")]
     for name, mean, precision, color in [*posteriors, ("global (product)", product, PRECISIONS.mean(0), "C3")]:
@@ -489,7 +500,7 @@ def make_figure2(to: Path) -> None:
     right.axvline(product[0], c="C3", ls="--", label="FOLA")
     right.axvline(average[0], c="black", ls=":", label="FedAvg")
     right.set(xlabel="weight 1", ylabel="density", title="projected on weight 1")
-    right.legend(fontsize=8)
+    right.legend(fontsize=9)
     cells: list[dict[str, object]] = []
     for name, point in (("FOLA", product), ("FedAvg", average)):
         logs = [log_density(point, mean, precision) for mean, precision in zip(MEANS, PRECISIONS, strict=True)]

@@ -52,7 +52,7 @@ def make_figure10(page: Page) -> None:
             cells.append({"round": round_, "method": label, "best GA": best[1], "at pi_1": best[0], "mean GA": mean})
         panel.set(xlabel=r"$\pi_1$", ylabel="global accuracy (%)", title=f"round {round_}")
         panel.grid(alpha=0.3)
-    axes[-1].legend(fontsize=7)
+    axes[-1].legend(fontsize=9)
     text = "# FOLA, Fig. 10: accuracy over the first client's weight\n\n" + report.cells_as_markdown(cells)
     page.write(text, cells)
     page.save_figure(figure)
@@ -91,7 +91,7 @@ def make_figure11(page: Page) -> None:
     curves = {cell.label: run for cell, run in page.entries}
     tables = {label: records.read_table(run.folder / records.METRICS) for label, run in curves.items()}
     panels = ("precision_cosine", "ga", "la")
-    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    figure = Figure(figsize=(10.5, 3.6), layout="constrained")
     axes = figure.subplots(1, 3)
     for panel, column in zip(axes, panels, strict=True):
         factor = 1 if column == "precision_cosine" else 100
@@ -102,7 +102,7 @@ def make_figure11(page: Page) -> None:
         panel.set(xlabel="round", ylabel=columns.label(column) + (" (%)" if factor == 100 else ""))
         use_whole_rounds(panel)
         panel.grid(alpha=0.3)
-    axes[1].legend(fontsize=7)
+    axes[1].legend(fontsize=9)
     cells = [
         {
             "method": label,
@@ -174,8 +174,8 @@ def make_figure12(page: Page) -> None:
             style = {"color": f"C{alphas.index(point.alpha)}", "marker": markers[point.method]}
             axes.scatter(point.distance, point.accuracy, label=label, **style)
             offset = {"xytext": (4, 3), "textcoords": "offset points"}
-            axes.annotate(f"{point.epochs}", (point.distance, point.accuracy), fontsize=6, **offset)
-        xlabel = f"{kind}: distance to the known posterior (beside a point: E)"
+            axes.annotate(f"{point.epochs}", (point.distance, point.accuracy), fontsize=9, **offset)
+        xlabel = f"{kind}: distance to the posterior (numbers: E)"
         axes.set(xscale="log", xlabel=xlabel, ylabel=f"{name} accuracy (%)")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
@@ -183,7 +183,7 @@ def make_figure12(page: Page) -> None:
         axes.grid(alpha=0.3)
         handles, labels = axes.get_legend_handles_labels()
         unique = dict(zip(labels, handles, strict=True))
-        axes.legend(unique.values(), unique.keys(), fontsize=6)
+        axes.legend(unique.values(), unique.keys(), fontsize=9)
         distances, accuracies = [point.distance for point in here], [point.accuracy for point in here]
         if len(here) >= FEWEST_POINTS and len(set(distances)) > 1 and len(set(accuracies)) > 1:
             rho = spearmanr(distances, accuracies).statistic

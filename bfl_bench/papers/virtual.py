@@ -220,7 +220,7 @@ def make_curves(page: Page) -> None:
         [m for m in COLORS if m in shown],
         loc="outside upper left",
         ncols=len(shown),
-        fontsize=8,
+        fontsize=9,
     )
     figure.supxlabel("round")
     rows = [[*(str(v) for v in list(c.values())[:5]), f"{c['last']:.4f}"] for c in cells]
@@ -255,7 +255,7 @@ def make_figure2(page: Page) -> None:
             cells.append({"beta": beta, "quantity": label, "last": values[-1], "smallest": min(values)})
         axes.set(xlabel="round", ylabel=label, yscale="log")
         axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=9)
     rows = [[f"{c['beta']:g}", str(c["quantity"]), f"{c['last']:.4f}", f"{c['smallest']:.4f}"] for c in cells]
     text = "# VIRTUAL, figure 2: the weight of the KL divergence\n\n"
     page.write(text + report.markdown(["beta", "quantity", "last round", "smallest"], rows), cells)
@@ -311,7 +311,7 @@ def make_figure4(page: Page) -> None:
                 cells.append({"layer": name, "init_from": init, "median SNR": float(np.median(values))})
         axes.set(xlabel="log10 of the signal-to-noise ratio", title=f"layer {number + 1}", ylabel="share of weights")
         axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=9)
     rows = [[str(c["layer"]), str(c["init_from"]), f"{c['median SNR']:.3f}"] for c in cells]
     text = "# VIRTUAL, figure 4: signal-to-noise ratios in the clients' posteriors\n\n"
     page.write(text + report.markdown(["layer", "init_from", "median"], rows), cells)

@@ -8,6 +8,7 @@ import numpy as np
 
 from bfl_bench import records
 from bfl_bench.evaluation import columns
+from bfl_bench.report.style import styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,24 +16,26 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, records.Cell]]
 
-PANELS = {
-    "accuracy": ("ga", "la", "worst10", "train_acc"),
-    "loss (nats)": ("nll", "train_loss"),
-    "calibration": ("ece", "brier"),
+PANELS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "accuracy (%)": (100, ("ga", "la", "worst10", "train_acc")),
+    "loss (nats)": (1, ("nll", "train_loss")),
+    "calibration": (1, ("ece", "brier")),
 }
-NUMERIC_PANELS = {
-    "error": ("rmse", "crps"),
-    "loss (nats)": ("nll", "train_loss"),
-    "calibration": ("covered50", "covered90", "covered95", "quantile_error"),
+NUMERIC_PANELS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "error": (1, ("rmse", "crps")),
+    "loss (nats)": (1, ("nll", "train_loss")),
+    "calibration": (1, ("covered50", "covered90", "covered95", "quantile_error")),
 }
+"""What a panel shows: its title with the unit, the factor that the unit asks for, the columns."""
 
 
+@styled
 def draw_partition(counts: np.ndarray, folder: Path) -> None:
     """Draw how many training examples of each class each client holds, as a heat map."""
     from matplotlib.figure import Figure
 
     num_clients, num_classes = counts.shape
-    figure = Figure(figsize=(min(12, 2 + 0.35 * num_clients), 1.5 + 0.3 * min(num_classes, 30)), layout="constrained")
+    figure = Figure(figsize=(min(12, 2 + 0.45 * num_clients), 1.5 + 0.3 * min(num_classes, 30)), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="class")
@@ -42,7 +45,7 @@ def draw_partition(counts: np.ndarray, folder: Path) -> None:
         threshold = counts.max() / 2
         for client, label in np.argwhere(counts > 0):
             shade = "white" if counts[client, label] > threshold else "black"
-            axes.text(client, label, str(counts[client, label]), ha="center", va="center", fontsize=6, color=shade)
+            axes.text(client, label, str(counts[client, label]), ha="center", va="center", fontsize=8, color=shade)
     figure.colorbar(image, label="training examples")
     _save(figure, folder / records.PARTITION_FIGURE)
 
@@ -53,25 +56,26 @@ def draw_curves(folder: Path) -> None:
     _save(make_curves(records.read_table(path) if path.exists() else []), folder / records.CURVES_FIGURE)
 
 
+@styled
 def make_curves(rows: Sequence[Mapping[str, records.Cell]]) -> "Figure":
     """Make a panel for each group of columns, with its legend below, out of the rows of metrics.csv."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     panels = NUMERIC_PANELS if any(row.get("rmse") is not None for row in rows) else PANELS
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+    figure = Figure(figsize=(9.6, 4), layout="constrained")
+    for axes, (title, (factor, names)) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         for name in names:
-            points = [(row["round"], row[name]) for row in rows if row.get(name) is not None]
+            points = [(row["round"], factor * value) for row in rows if (value := row.get(name)) is not None]
             if points:
                 style = {"label": columns.label(name), "marker": "." if len(points) < 40 else None}
                 axes.plot(*zip(*points, strict=True), **style)
         axes.set(title=title, xlabel="round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         if axes.lines:
-            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 2}
-            axes.legend(**below, fontsize=9, columnspacing=1.2, handlelength=1.5, frameon=False)
-        axes.grid(alpha=0.3)
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+            axes.legend(**below, columnspacing=1.2, handlelength=1.5)
+        axes.grid()
     return figure
 
 
@@ -83,6 +87,7 @@ def draw_uncertainty(folder: Path) -> None:
         _save(make_uncertainty(tables), folder / records.UNCERTAINTY_FIGURE)
 
 
+@styled
 def make_uncertainty(tables: Mapping[str, Rows]) -> "Figure":
     """Make a panel of each kind for which there are rows: of the last round, by the name of their file."""
     from matplotlib.figure import Figure
@@ -102,9 +107,9 @@ def make_uncertainty(tables: Mapping[str, Rows]) -> "Figure":
     for axes, (title, fill) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         fill(axes)
         axes.set(title=title)
-        axes.grid(alpha=0.3)
+        axes.grid()
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
-        axes.legend(**below, fontsize=8, columnspacing=1.2, handlelength=1.5, frameon=False)
+        axes.legend(**below, fontsize=9, columnspacing=1.2, handlelength=1.5)
     return figure
 
 

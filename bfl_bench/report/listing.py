@@ -32,7 +32,7 @@ def _describe(folder: records.Place, now: float) -> list[str] | None:
     config = read_config(folder)
     if config is None:
         return None
-    status, done = _progress(folder)
+    status, done = progress(folder)
     age = size = "-"  # in an archive
     if isinstance(folder, Path):
         files = [path.stat() for path in folder.rglob("*") if path.is_file()]
@@ -41,7 +41,7 @@ def _describe(folder: records.Place, now: float) -> list[str] | None:
     return [str(folder), status, f"{done} of {config['rounds']}", age, size]
 
 
-def _progress(folder: records.Place) -> tuple[str, int]:
+def progress(folder: records.Place) -> tuple[str, int]:
     """Say how far a run is; a table can be ahead of the last checkpoint, which is where the run would go on."""
     try:
         summary = read_summary(folder)

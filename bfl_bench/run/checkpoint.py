@@ -93,6 +93,16 @@ class CheckpointFolder:
         self._kept = {}
         self._tidy()
 
+    def drop(self) -> None:
+        """Remove all checkpoints: files of ours, and the folder where nothing else is in it."""
+        if self._path.is_symlink() or not self._path.is_dir():
+            return
+        for path in self._path.iterdir():
+            if OWN_FILES.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.rmdir()
+
     def load(self, device: torch.device) -> Checkpoint | None:
         """The newest whole checkpoint; None where there is none. Files that belong to none are removed."""
         if self._path.is_symlink():

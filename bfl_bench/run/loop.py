@@ -27,7 +27,7 @@ from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run import probes, shift, uncertainty, unseen
 from bfl_bench.run.checkpoint import CheckpointFolder, check_kinds
-from bfl_bench.run.observers import Observer, RunInfo
+from bfl_bench.run.observers import Observer, Position, RunInfo
 from bfl_bench.run.personal import Personal, personalise
 from bfl_bench.run.predicting import Predictor
 from bfl_bench.run.recorder import Measured, Notes, Recorder, Row, num_bytes, set_values, write_summary
@@ -42,6 +42,7 @@ class Experiment:
     seed: int
     cohort_size: int
     checkpoint_every: int
+    keep_checkpoint: bool = True  # that of the last round, once the run is done
     partition_info: Mapping[str, Any]
     in_turn: bool = False  # one client a round, in ascending order, again and again
     alternatives: Mapping[str, Method] = field(default_factory=dict)  # evaluated on the same replies, by name
@@ -61,15 +62,23 @@ class Experiment:
 
     def count_steps(self) -> int:
         """Count the local steps of the whole run."""
+        return sum(sum(self.steps_of(self.cohort(round_))) for round_ in range(1, self.rounds + 1))
+
+    def steps_of(self, cohort: Sequence[int]) -> list[int]:
+        """Count the local steps of each client of a cohort."""
         local, sizes = self.worker.task.local, self.worker.task.sizes
-        rounds = (self.cohort(round_) for round_ in range(1, self.rounds + 1))
-        return sum(math.ceil(sizes[client] / local.batch_size) for cohort in rounds for client in cohort) * local.epochs
+        return [math.ceil(sizes[client] / local.batch_size) * local.epochs for client in cohort]
+
+    def is_due(self, round_: int, every: int) -> bool:
+        """Tell whether what is done every so many rounds is done in this one; in the last it always is."""
+        return round_ == self.rounds or (every > 0 and round_ % every == 0)
 
 
 def run(experiment: Experiment, folder: Path, observers: Sequence[Observer] = ()) -> dict[str, Any]:
     """Run, or continue, an experiment in a folder that this process holds; return what summary.json says."""
     (folder / records.SUMMARY).unlink(missing_ok=True)
     begun: list[Observer] = []
+    position = Position()
 
     def end(status: str, reason: str | None) -> dict[str, Any]:
         summary = write_summary(
@@ -81,9 +90,10 @@ def run(experiment: Experiment, folder: Path, observers: Sequence[Observer] = ()
 
     try:
         with experiment.engine.start(experiment.worker) as runner:
-            course = _Course(experiment, folder)
+            course = _Course(experiment, folder, position)
+            info = RunInfo(folder=folder, rounds=experiment.rounds, finished=course.finished, position=position)
             for observer in observers:
-                observer.begin(RunInfo(folder=folder, rounds=experiment.rounds, finished=course.finished))
+                observer.begin(info)
                 begun.append(observer)
             for round_ in range(course.finished + 1, experiment.rounds + 1):
                 row = course.advance(runner, round_)
@@ -95,7 +105,12 @@ def run(experiment: Experiment, folder: Path, observers: Sequence[Observer] = ()
     except KeyboardInterrupt:
         end("interrupted", None)
         raise
-    return end("done", None)
+    finally:
+        position.over = True
+    summary = end("done", None)
+    if not experiment.keep_checkpoint:
+        CheckpointFolder(folder / records.CHECKPOINT).drop()
+    return summary
 
 
 def _check_server(who: str, returned: object) -> tuple[Tensors, dict[str, float]]:
@@ -111,8 +126,9 @@ def _check_server(who: str, returned: object) -> tuple[Tensors, dict[str, float]
 class _Course:
     """A run between two rounds: the server's state, the clients' private states, the recorder, the checkpoint."""
 
-    def __init__(self, experiment: Experiment, folder: Path) -> None:
+    def __init__(self, experiment: Experiment, folder: Path, position: Position) -> None:
         worker = experiment.worker
+        self._position = position
         self._experiment, self._worker, self._folder = experiment, worker, folder
         self._checkpoints = CheckpointFolder(folder / records.CHECKPOINT)
         saved = self._checkpoints.load(worker.task.model.vector.device)
@@ -164,12 +180,13 @@ class _Course:
         """Let the cohort train and the server update; keep the replies where something else wants to see them."""
         worker, method, settings = self._worker, self._worker.method, self._worker.settings
         cohort = self._experiment.cohort(round_)
+        self._position.begin(round_, self._experiment.steps_of(cohort))
         broadcast = method.broadcast(worker.task, self._state)
         measured = Measured(bytes_down=num_bytes(broadcast) * len(cohort))
         incoming = self._collect(runner, broadcast, cohort, round_, measured)
         kept: list[tuple[int, Tensors]] = []
         started = time.perf_counter()
-        alternatives = self._experiment.alternatives and self._is_due(round_, settings.every)
+        alternatives = self._experiment.alternatives and self._experiment.is_due(round_, settings.every)
         if alternatives or round_ in settings.weight_rounds or round_ in settings.keep_messages:
             kept = list(incoming)
             incoming = iter(kept)
@@ -191,7 +208,7 @@ class _Course:
 
     def _evaluate(self, round_: int, before: Tensors, measured: Measured, replies: Replies) -> Row | None:
         worker = self._worker
-        if not self._is_due(round_, worker.settings.every):
+        if not self._experiment.is_due(round_, worker.settings.every):
             return None
         predictor = Predictor.of(worker, worker.method, self._state, round_)
         predictions = {name: predictor.predict(set_.split.x) for name, set_ in worker.sets.items()}
@@ -242,7 +259,7 @@ class _Course:
     ) -> Iterator[tuple[int, Tensors]]:
         """Yield the cohort's messages as they come, noting in `measured` all but the messages."""
         worker, memories = self._worker, self._memories
-        evaluate_local = self._is_due(round_, worker.settings.local_every)
+        evaluate_local = self._experiment.is_due(round_, worker.settings.local_every)
         jobs = (
             Job(
                 round=round_,
@@ -261,8 +278,6 @@ class _Course:
                 measured.memories[reply.client_id] = reply.memory
             measured.bytes_up += num_bytes(reply.message)
             measured.replies.append(replace(reply, message={}, memory={}))
+            self._position.reply()
             yield reply.client_id, reply.message
             asked = time.perf_counter()
-
-    def _is_due(self, round_: int, every: int) -> bool:
-        return round_ == self._experiment.rounds or (every > 0 and round_ % every == 0)

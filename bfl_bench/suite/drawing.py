@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bfl_bench.evaluation import columns
 from bfl_bench.report.comparison import Ranks, Row
+from bfl_bench.report.style import styled
 from bfl_bench.suite.ranking import find_front
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 COST_LABELS = {"bytes_up": "bytes from clients", "client_seconds": "client seconds"}
 
 
+@styled
 def draw_ranks(ranks: Ranks, ties: Sequence[Sequence[str]], metric: str) -> "Figure":
     """Draw mean ranks on a line, methods that cannot be told apart joined by bars (Demsar's diagram)."""
     from matplotlib.figure import Figure
@@ -53,6 +55,7 @@ def draw_ranks(ranks: Ranks, ties: Sequence[Sequence[str]], metric: str) -> "Fig
     return figure
 
 
+@styled
 def draw_fronts(rows: Sequence[Row], metrics: Sequence[str], costs: Sequence[str]) -> "Figure":
     """Draw the first metric of each setting against each cost; the front's members are named and joined."""
     from matplotlib.figure import Figure
@@ -73,7 +76,7 @@ def draw_fronts(rows: Sequence[Row], metrics: Sequence[str], costs: Sequence[str
             for name, (c, v) in points.items():
                 axes.plot(c, v, "o", color="C0" if name in front else "0.7", markersize=5)
                 if name in front:
-                    axes.annotate(name, (c, v), xytext=(4, 4), textcoords="offset points", fontsize=8)
+                    axes.annotate(name, (c, v), xytext=(4, 4), textcoords="offset points", fontsize=9)
             joined = sorted(points[name] for name in front)
             if joined:
                 axes.plot(*zip(*joined, strict=True), color="C0", linewidth=1, alpha=0.6)
@@ -82,6 +85,7 @@ def draw_fronts(rows: Sequence[Row], metrics: Sequence[str], costs: Sequence[str
     return figure
 
 
+@styled
 def draw_search(rows: Sequence[Mapping[str, str]], labels: Mapping[str, str], settings: Sequence[str]) -> "Figure":
     """Draw what every search saw: validation NLL over the learning rate, a panel per method, a colour per setting."""
     from matplotlib.figure import Figure

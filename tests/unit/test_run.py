@@ -1,7 +1,9 @@
 """The round loop: what is evaluated when, and what it does when numbers go wrong."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from bfl_bench.engines.worker import Sequential
 from bfl_bench.method import Method, Replies, Task, Tensors
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.run.loop import Experiment, run
+from bfl_bench.run.observers import RunInfo
 from tests.federation import make_eval, make_worker
 
 
@@ -62,6 +65,35 @@ def test_local_accuracy_is_weighted_by_size(tmp_path: Path) -> None:
     expected = weighted / sum(row["size"] for row in clients)  # type: ignore[misc, operator]
     assert table[-1]["la"] == pytest.approx(expected, abs=1e-12)  # the same sum, perhaps in another order
     assert table[-1]["worst10"] == min(row["accuracy"] for row in clients)  # type: ignore[type-var]
+
+
+def test_the_last_checkpoint_is_kept_unless_asked_otherwise(tmp_path: Path) -> None:
+    """It is dropped after the summary is there, so that a kill in between loses nothing; other files stay."""
+    made = make_experiment(rounds=2)
+    for keep in (True, False):
+        folder = tmp_path / str(keep)
+        folder.mkdir()
+        experiment = replace(made, keep_checkpoint=keep)
+        assert run(experiment, folder, [])["status"] == "done"
+        assert (folder / records.CHECKPOINT / records.MANIFEST).exists() == keep
+        assert (folder / records.CHECKPOINT).exists() == keep
+        assert (folder / records.SUMMARY).exists()
+    assert (tmp_path / "True" / records.METRICS).read_bytes() == (tmp_path / "False" / records.METRICS).read_bytes()
+
+
+def test_a_dropped_checkpoint_leaves_what_is_not_its_own(tmp_path: Path) -> None:
+    class Adding:
+        def begin(self, info: RunInfo) -> None:
+            return
+
+        def round(self, round_: int, row: Mapping[str, Any] | None) -> None:
+            (tmp_path / records.CHECKPOINT / "note.txt").write_text("mine")
+
+        def end(self, summary: Mapping[str, Any]) -> None:
+            return
+
+    run(replace(make_experiment(rounds=2), keep_checkpoint=False), tmp_path, [Adding()])
+    assert [path.name for path in (tmp_path / records.CHECKPOINT).iterdir()] == ["note.txt"]
 
 
 def test_clients_without_examples_are_never_drawn() -> None:
