@@ -667,6 +667,7 @@ def test_presets(name: str, epochs: int, layers: int | str, released: bool) -> N
         "log_variance_clamp": "hard" if released else "none",
         "log_variance_range": [-8.0, 8.0],
         "sampling": "outputs",
+        "noise": 1.0,
     }
     evaluation = config["eval"]
     assert (evaluation["ece_bins"], evaluation["nll_epsilon"]) == ((100, 1e-8) if released else (15, 0.0))
