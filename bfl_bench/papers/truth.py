@@ -86,7 +86,7 @@ def make_figure(page: Page) -> None:
     for row in axes:
         row[0].set_ylabel(columns.label("truth_tv"))
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(2, len(problems)), fontsize=8, frameon=False)
     cells: list[dict[str, object]] = [
         {
             "method": method,
