@@ -59,7 +59,7 @@ UNREADABLE = [
     "foo(1)", "int(a)", "tag(a,1)", "[1,2}", "${", "${}", "${a", "${a}b${", "a\nb",
 ]  # fmt: skip
 
-METHODS = "bayesadmm, bayesadmm_released, dense, dense_fedlpa, ensemble, "
+METHODS = "bayesadmm, bayesadmm_released, bcm, bcm_same, bcm_split, "
 CHOICES = [
     ("method=xyz", "method", "'xyz'", METHODS),
     ("method=folla", "method", "'folla'", METHODS),

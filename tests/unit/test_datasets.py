@@ -37,7 +37,8 @@ def configured(name: str, /, **changes: object) -> DatasetConfig:
     """The dataset of conf/dataset/<name>.yaml with some keys changed, checked as a run checks it."""
     values = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     values.pop("defaults", None)
-    assert values.pop("server_samples") == 0  # the builder's own: every dataset has it
+    assert values.pop("server_samples") == 0  # the builder's own: every dataset has it,
+    assert values.pop("label_noise") == {"rate": 0.0, "kind": "uniform"}  # and this one every dataset of classes
     target = values.pop("_target_")
     assert target == f"{CLASSES[name].__module__}.{CLASSES[name].__name__}"
     return CLASSES[name](**check_arguments(CLASSES[name], values | changes))
