@@ -25,12 +25,15 @@ DEVICE = set_up()
 WAITS = dict.fromkeys(METHODS, 1) | {
     "bayesadmm": 4,  # whether it is the first round, twice; the precision that rescales the learning rate
     "ensemble": 5,  # one for each member
+    "fedbens": 2,  # one for each member of the test's mixtures
     "fedep": 3,  # the round; repaired coordinates
+    "fedfisher": 2,  # the ratio of the damping, of all layers
     "fedlap_cov": 3,  # whether it is the first round, twice
     "fedlpa": 2,  # the ratio of the damping, of all layers
     "fedpa": 3,  # the round; whether a system could be solved
     "fola": 4,  # the round; two parts of the prior's loss
     "fvb": 2,  # the KL divergence
+    "pfedbayes": 2,  # the KL divergence
     "virtual": 3,  # the KL divergence; improper coordinates
 }
 """How often a client's local update waits for the device, however long it trains; docs/scaling.md has it too.

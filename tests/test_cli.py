@@ -75,7 +75,7 @@ def test_sweep_survives_bad_points_and_fills_in_what_is_missing(bfl_run: BflRun,
     assert result.code == 1
     assert "Sweep of 8: 1 done, 1 diverged, 6 failed" in result.out
     assert "partition.alpha=-1: partition.alpha: got -1, allowed: a number above 0" in result.err
-    assert "method: got 'nonsense', allowed: bayesadmm, bayesadmm_released, dense" in result.err
+    assert "method: got 'nonsense', allowed: bayesadmm, bayesadmm_released, bcm, bcm_same" in result.err
     assert "diverged: round 1, client" in result.err
     assert "Traceback" not in result.err
     again = bfl_run("-m", *points)
@@ -97,7 +97,7 @@ def test_divergence_is_named(bfl_run: BflRun, tmp_path: Path) -> None:
     ("argument", "sentence"),
     [
         ("rounds=abc", "bfl-run: rounds: got 'abc', allowed: a whole number of at least 1"),
-        ("method=nope", "bfl-run: method: got 'nope', allowed: bayesadmm, bayesadmm_released, dense"),
+        ("method=nope", "bfl-run: method: got 'nope', allowed: bayesadmm, bayesadmm_released, bcm, bcm_same"),
         ("local.epoch=3", "bfl-run: local.epoch: got '3', allowed: no such key; the keys are epochs"),
         ("nothing=3", "bfl-run: nothing: got '3', allowed: no such key; the keys are seed"),
         ("num_clients=4000", "bfl-run: num_clients: got 4000"),

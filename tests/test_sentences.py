@@ -333,7 +333,7 @@ def test_own_folders_are_looked_into(bfl_run: BflRun, tmp_path: Path) -> None:
     (tmp_path / "conf" / "method" / "mine.yaml").write_text("_target_: nowhere.Mine\nname: mine\ndeviation: 0.1\n")
     own = bfl_run("--config-dir", "conf", "method=mime")
     check_sentence(own, "method", "'mime'", METHODS)
-    assert ", mine, scaffold" in own.err
+    assert ", mine, mixture" in own.err
     keys = bfl_run("--config-dir", "conf", "method=mine", "method.foo=3")
     check_sentence(keys, "method.foo", "'3'", NO_KEY + "_target_, name, deviation")
     added = bfl_run(f"hydra.searchpath=[file://{tmp_path}/conf]", "method=mine")

@@ -79,7 +79,9 @@ def _maximise(clients: _Clients, tolerance: float, max_iterations: int) -> Gauss
     )
     first = _climb(clients, constant, starts[0], tolerance, max_iterations)
     second = _climb(clients, constant, starts[1], tolerance, max_iterations, known=first)
-    higher = second[2] > first[2]
+    # A second climb that ends beside a maximum that the first one reached may have stopped short of it.
+    same = first[3] & (_distance(second, first) < _CLOSE)
+    higher = (second[2] > first[2]) & ~same
     return torch.where(higher, second[0], first[0]), torch.where(higher, second[1], first[1])
 
 
@@ -129,9 +131,12 @@ def _climb(
 
 def _leads_to(here: _Place, known: Sequence[Tensor]) -> Tensor:
     """Tell in which coordinates a step of Newton's ends at a known maximum, or close by."""
-    mean, variance = here.newton
-    apart = torch.maximum((mean - known[0]).abs() / known[1].sqrt(), (variance / known[1] - 1).abs())
-    return here.near & (apart < _CLOSE) & known[3]
+    return here.near & (_distance(here.newton, known) < _CLOSE) & known[3]
+
+
+def _distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    """Measure how far apart means and variances are, in deviations and relative variance of the other."""
+    return torch.maximum((one[0] - other[0]).abs() / other[1].sqrt(), (one[1] / other[1] - 1).abs())
 
 
 def _store(result: list[Tensor], here: _Place, left: Tensor, places: Tensor | None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bfl_bench.devices import bring
 from bfl_bench.errors import ConfigError
 from bfl_bench.inference.train import Gradient
 from bfl_bench.method import Task, Tensors
@@ -72,7 +73,7 @@ class CyclicalSghmc:
 
 
 def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=rng, device=rng.device).to(like)
+    return bring(torch.randn(like.shape, generator=rng, device=rng.device).to(like.dtype), like.device)
 
 
 def refuse_other_settings(task: Task, method: str, **instead: str) -> None:
