@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -54,7 +55,7 @@ def test_kill_and_resume(undisturbed: bytes, tmp_path: Path) -> None:
     process = start(tmp_path)
     _, err = process.communicate()
     assert process.returncode == 0, err
-    first_round = int(err.split("round ")[1].split("/")[0])
+    first_round = int(re.findall(r"round (\d+)/", err)[0])
     assert first_round >= 15  # it continued; it did not start over
     assert (only_folder(tmp_path) / "metrics.csv").read_bytes() == undisturbed
 
@@ -97,7 +98,7 @@ def test_full_disk_is_one_sentence_and_the_run_resumes(tmp_path: Path) -> None:
     assert "Traceback" not in limited.stderr
     resumed = go(tmp_path / "limited", resource.RLIM_INFINITY)
     assert resumed.returncode == 0
-    assert int(resumed.stderr.split("round ")[1].split("/")[0]) > 10  # earlier rounds were kept
+    assert int(re.findall(r"round (\d+)/", resumed.stderr)[0]) > 10  # earlier rounds were kept
     for name in ("metrics.csv", "clients.csv"):
         whole, limited_ = (only_folder(tmp_path / out) / name for out in ("whole", "limited"))
         assert whole.read_bytes() == limited_.read_bytes()

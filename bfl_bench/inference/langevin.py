@@ -106,5 +106,7 @@ class Thinning:
 
 def spread(samples: Tensor, num: int) -> Tensor:
     """Choose at most `num` of the samples (m, P), evenly from the oldest to the newest."""
-    chosen = torch.linspace(0, len(samples) - 1, min(num, len(samples))).round().long() if num > 1 else [-1]
-    return samples[chosen]
+    if num == 1:
+        return samples[-1:]
+    chosen = torch.linspace(0, len(samples) - 1, min(num, len(samples))).round().long()
+    return samples[chosen.to(samples.device)]

@@ -254,7 +254,10 @@ def test_columns_of_a_method_are_registered_as_its_own(method: str, tmp_path: Pa
     own = columns.TABLES["metrics.csv, methods"]
     of_others = {column.name for column in columns.METRICS if column not in own} | {"round"}
     written = {name.split("@")[0] for name in header(tmp_path / records.METRICS)}
-    assert written - of_others == {column.name for column in own if module in column.of.split(", ")}
+    expected = {column.name for column in own if module in column.of.split(", ")}
+    if method == "fedfisher_released":  # it descends: no system is solved
+        expected -= {"residual", "solver_steps", "unsolved_layers"}
+    assert written - of_others == expected
     for file in (records.TIMING, records.CLIENTS, records.RELIABILITY):
         assert header(tmp_path / file) == [column.name for column in columns.TABLES[file] if not column.of]
 
