@@ -75,6 +75,7 @@ class Interval:
 
 LARGEST_INT = 2**63 - 1  # of a tensor's whole numbers
 LARGEST_FLOAT = 3.4e38  # of single precision
+SMALLEST_FLOAT = 1e-30  # so that one divided by it, times a little, is a number of single precision, too
 
 Bound = Above | AtLeast | Between | Interval
 
@@ -119,6 +120,7 @@ def unknown_key(name: str, keys: Sequence[str], elsewhere: Sequence[str] = ()) -
 def check_value(key: str, value: Any, annotation: Any) -> None:
     if not _fits(value, annotation):
         limit = ", numbers being at most 2^63 - 1 or, with a fraction, 3.4e38" if _is_huge(value) else ""
+        limit += ", fractions being 0 or at least 1e-30" if _is_tiny(value) else ""
         raise ConfigError(key, value, describe(annotation) + limit)
 
 
@@ -128,6 +130,12 @@ def _is_huge(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value) and abs(value) > LARGEST_FLOAT
     return isinstance(value, int) and abs(value) > LARGEST_INT
+
+
+def _is_tiny(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_tiny, value))
+    return isinstance(value, float) and 0 < abs(value) < SMALLEST_FLOAT
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -147,7 +155,8 @@ def _fits(value: Any, annotation: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
     if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and abs(value) <= LARGEST_FLOAT and not _is_tiny(value)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INT
     if annotation is None:

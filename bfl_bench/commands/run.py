@@ -241,8 +241,7 @@ def execute(plan: "Plan", config: dict[str, Any], observers: "Sequence[Observer]
         groups = dataset.group()
         counts = partition.label_counts(groups.train.numpy(), groups.num)
         _describe_run(folder, plan, config, partition, counts)
-        if not (folder / records.PARTITION_FIGURE).exists():  # now: a run that says it is done is not drawn again
-            draw_partition(counts, folder)
+        draw_partition(counts, folder)  # now: a run that says it is done is not drawn again
         summary = run(experiment, folder, [*plan.observers, *observers])
         draw_uncertainty(folder)
         draw_curves(folder)

@@ -96,7 +96,7 @@ FITS: list[tuple[Any, list[Any], list[Any]]] = [
     (float, [0, 0.5, -1e38], [True, "0.5", None, math.nan, math.inf, -math.inf, [0.5]]),
     (str, ["", "a"], [1, None, True, ["a"]]),
     (bool, [True, False], [0, 1, "true", None]),
-    (Annotated[float, Above(0)], [1e-300, 5], [0, -0.0, -1, math.nan, math.inf, "1", None, True]),
+    (Annotated[float, Above(0)], [1e-30, 5], [0, -0.0, -1, math.nan, math.inf, "1", None, True]),
     (Annotated[int, AtLeast(1)], [1, 2], [0, -1, 1.5, True, None]),
     (Annotated[float, Between(0, 0.5)], [0, 0.5, 0.25], [-1e-9, 0.500001, math.nan, None]),
     (Annotated[int, AtLeast(2), Between(0, 4)], [2, 4], [1, 5]),
@@ -217,3 +217,11 @@ def test_values_are_said_as_they_are_written() -> None:
         assert str(ConfigError("key", value, "else")) == f"key: got {text}, allowed: else"
     assert as_written([1, "a", [None, True]]) == "[1, 'a', [null, true]]"
     assert as_written({"a": None, "b": {"c": [False]}}) == "{a: null, b: {c: [false]}}"
+
+
+@pytest.mark.parametrize("value", [1e-31, -1e-300, 5e-324])
+def test_fractions_whose_reciprocals_overflow_are_refused(value: float) -> None:
+    check_value("x", 1e-30, float)
+    check_value("x", 0.0, float)
+    with pytest.raises(ConfigError, match="fractions being 0 or at least 1e-30"):
+        check_value("x", value, Annotated[float, AtLeast(-1)])
