@@ -120,7 +120,7 @@ def test_measures_of_regression_give_the_numbers_of_the_cpu() -> None:
     assert error(*there, 9) == error(means, variances, targets, 9)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in QUICK else SLOW) for m in METHODS])
 def test_no_local_step_waits_for_the_device(method: str) -> None:
     worker = experiment(*choose(method), f"device={NAME}").worker
     algorithm = worker.method

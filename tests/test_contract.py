@@ -108,7 +108,8 @@ def test_draws_are_parameter_vectors_and_repeat(method: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("participation", [pytest.param("1.0", marks=pytest.mark.slow), "0.5"])
+@pytest.mark.slow
+@pytest.mark.parametrize("participation", ["1.0", "0.5"])
 def test_resuming_is_bit_equal(method: str, participation: str, tmp_path: Path) -> None:
     overrides = [*choose(method), f"participation={participation}", "rounds=4"]
     whole = run_in(tmp_path / "whole", *overrides)

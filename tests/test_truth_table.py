@@ -24,6 +24,7 @@ def test_methods_times_problems_times_alphas() -> None:
     assert len(cells) == len(axes["cell"]) * 6 * 3
 
 
+@pytest.mark.slow
 def test_every_cell_has_the_prior_of_the_truth() -> None:
     """A precision of 1 of all data: as it is, or divided by the number of training examples."""
     per_example = ("local.weight_decay", "method.gamma", "method.delta")
@@ -59,6 +60,7 @@ def read(path: Path) -> str:
     return " ".join(path.read_text().split())
 
 
+@pytest.mark.slow
 def test_distances_stand_in_the_cell_of_their_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = {}
     for cell in list_cells(TABLE):

@@ -25,7 +25,7 @@ def last_row(text: str) -> dict[str, str]:
     return list(csv.DictReader(io.StringIO(text)))[-1]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m if m == "fvb" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
 def test_the_ends_are_the_global_and_the_local_models(method: str, tmp_path: Path) -> None:
     """Predicting with means, the global model is the same for all clients."""
     row = last_row(run_in(tmp_path, *choose(method), "rounds=2", *OWN, "eval.predictive=auto"))
@@ -54,7 +54,7 @@ def pair_of(method: str, rule: str) -> tuple[Any, Tensors, Tensors]:
     return worker, state, local
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m if m == "fvb" else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
 @pytest.mark.parametrize("rule", ["wb", "rklb"])
 def test_by_hand(method: str, rule: str) -> None:
     worker, state, local = pair_of(method, rule)
