@@ -13,6 +13,7 @@ from bfl_bench.engines.worker import TEST, UNSEEN, VALIDATION
 from bfl_bench.errors import ConfigError
 from bfl_bench.evaluation import detection
 from bfl_bench.inference.train import make_optimizer, train
+from bfl_bench.likelihood import Prediction
 from bfl_bench.method import Client
 from bfl_bench.records import ENTROPY, STAND_IN
 from bfl_bench.rng import stream
@@ -128,9 +129,9 @@ def test_unseen_clients_are_told_from_the_others(dataset: str, tmp_path: Path) -
     assert "@unseen" not in run_in(tmp_path / "plain", *words)
     (row,) = csv.DictReader(io.StringIO(run_in(tmp_path / "asked", *words, "eval.uncertainty=true")))
     worker, state = experiment(*words).worker, read_state(tmp_path / "asked", torch.device("cpu"))
+    predictions = [worker.predict_global(name, worker.method, state, 1) for name in (TEST, UNSEEN)]
     inside, outside = (
-        detection.entropy(worker.predict_global(name, worker.method, state, 1).log_probabilities).flatten()
-        for name in (TEST, UNSEEN)
+        detection.entropy(one.log_probabilities).flatten() for one in predictions if isinstance(one, Prediction)
     )
     assert float(row["auroc_entropy@unseen"]) == pytest.approx(detection.auroc(inside, outside))
     with (tmp_path / "asked" / ENTROPY).open() as file:
