@@ -58,6 +58,15 @@ def _write(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
+def choose_styles(methods: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Choose a colour of the common style and a dash pattern for each method, no two alike."""
+    import matplotlib
+
+    num = len(matplotlib.rcParams["axes.prop_cycle"])
+    dashes = ("-", "--", ":", "-.")
+    return {name: {"color": f"C{i % num}", "linestyle": dashes[i // num % 4]} for i, name in enumerate(methods)}
+
+
 def make_figure(page: Page) -> None:
     """Draw the total variation of predictions over rounds, and at the end over heterogeneity, problem by problem."""
     from matplotlib.figure import Figure
@@ -65,7 +74,7 @@ def make_figure(page: Page) -> None:
     methods, problems, alphas = (_axis(page, axis) for axis in ("cell", "problem", "partition.alpha"))
     figure = Figure(figsize=(2.9 * len(problems), 7.2), layout="constrained")
     axes = figure.subplots(2, len(problems), squeeze=False)
-    styles = {name: {"color": f"C{i % 10}", "linestyle": ("-", "--")[i // 10 % 2]} for i, name in enumerate(methods)}
+    styles = choose_styles(methods)
     for column, problem in enumerate(problems):
         over_rounds, over_alphas = axes[0][column], axes[1][column]
         for method in methods:
