@@ -4,11 +4,14 @@ import csv
 from pathlib import Path
 
 import pytest
+import torch
 
 from bfl_bench.commands.cells import compose_cells
 from bfl_bench.commands.paper import collect, show
+from bfl_bench.evaluation.truth import read_truth
 from bfl_bench.papers.spec import Cell, find_table, list_cells
 from bfl_bench.report.archive import pack
+from scripts.truth import print_limits
 from tests.composing import experiment, write_run
 
 TABLE = find_table("truth_posteriors")
@@ -47,6 +50,20 @@ def test_every_cell_has_the_prior_of_the_truth() -> None:
 def test_problems_have_so_many_examples(problem: str) -> None:
     name = {"breast cancer": "breast_cancer", "digits": "pooled_digits"}.get(problem, problem)
     assert sum(experiment(f"experiment=truth_{name}", "method=fedavg").worker.task.sizes) == NUM_TRAIN[problem]
+
+
+def test_limits_are_those_of_the_closed_form(capsys: pytest.CaptureFixture[str]) -> None:
+    """The KL divergence of the best mean-field Gaussian is (sum of log P_ii - log det P) / 2, P being the precision."""
+    print_limits(["linear"])
+    rows = {line.split(" | ")[1]: line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]}
+    precision = torch.linalg.inv(read_truth("linear").moments.matrix)
+    kl = 0.5 * (precision.diagonal().log().sum() - torch.logdet(precision)).item()
+    assert float(rows["best mean-field Gaussian"][2]) == pytest.approx(kl, rel=5e-3)  # as printed
+    spread = -0.5 * (precision.diagonal() * torch.linalg.inv(precision).diagonal()).log().mean().item()
+    assert float(rows["best mean-field Gaussian"][3]) == pytest.approx(spread, rel=5e-3)
+    total_variations = {name: float(row[-1].rstrip(" |")) for name, row in rows.items()}
+    assert 0 < total_variations["its mean alone"] < 0.05
+    assert 0 < total_variations["100 of its draws"] < 0.05
 
 
 def write(out: Path, cell: Cell, tv: float, kl: float | None) -> Path:
