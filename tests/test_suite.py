@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from bfl_bench import records
+from bfl_bench.build import load, plan
 from bfl_bench.commands import suite as command
 from bfl_bench.commands.cells import compose_cells
 from bfl_bench.errors import ConfigError, RunError
@@ -23,11 +24,22 @@ from bfl_bench.papers.spec import Cell
 from bfl_bench.report.comparison import Ranks, Row
 from bfl_bench.report.runs import Group, Run
 from bfl_bench.run.environment import describe_cpu
+from bfl_bench.run.estimate import Estimate
 from bfl_bench.suite.choosing import Trial, freeze, keep_better_half, read_choices, read_trial, sort_trials
-from bfl_bench.suite.drawing import draw_ranks
+from bfl_bench.suite.drawing import draw_fronts, draw_ranks
 from bfl_bench.suite.ranking import compare_orders, compare_with, find_front, find_ties
 from bfl_bench.suite.results import TIMES, Result, read_results
-from bfl_bench.suite.spec import Suite, find_suite, list_suites, read_suite, report_cells, search_cells, search_points
+from bfl_bench.suite.showing import describe, name_fronts
+from bfl_bench.suite.spec import (
+    Suite,
+    choose,
+    find_suite,
+    list_suites,
+    read_suite,
+    report_cells,
+    search_cells,
+    search_points,
+)
 from bfl_bench.suite.tables import merge_rows, read_rows
 from bfl_bench.suite.verifying import compare_result
 from tests.composing import heed_interrupts
@@ -82,6 +94,21 @@ def test_every_shipped_suite_composes_with_one_budget_for_all(name: str) -> None
     assert len({one.name for one in composed}) == len(suite.methods)
     for one in composed:
         assert one.config["partition"]["validation"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "setting"), [(name, one) for name in list_suites() for one in find_suite(name).settings]
+)
+def test_every_method_of_a_shipped_suite_can_run_in_every_setting(name: str, setting: str) -> None:
+    """What a method refuses, such as too few local epochs, would leave a gap that is found after hours."""
+    suite = choose(find_suite(name), [setting], [])
+    first = [
+        cell.with_words([f"data_dir={records.STAND_IN}"]) for cell in search_cells(suite) if cell.names["point"] == "0"
+    ]
+    assert len(first) == len(suite.methods)
+    for one in compose_cells([cell.with_words([f"data_dir={records.STAND_IN}"]) for cell in first]):
+        load(plan(one.config))
 
 
 def test_points_are_spread_and_do_not_depend_on_other_methods(tmp_path: Path) -> None:
@@ -214,6 +241,29 @@ def test_the_front_has_what_nothing_beats() -> None:
     assert find_front(points) == ["cheap", "good", "twin"]
 
 
+def test_fronts_are_of_calibrated_loss_accuracy_and_detection_where_they_are_there(tmp_path: Path) -> None:
+    """Far away nothing was calibrated and no foreign set is there; numbers have no accuracy."""
+    settings: dict[str, dict[str, Any]] = {name: {} for name in ("near", "far", "numbers")}
+    suite = read_suite(write_suite(tmp_path, settings=settings, metrics=["nll_calibrated", "ga", "nll"]))
+    foreign = {"auroc_entropy@mnist": [0.8], "auroc_entropy@mnist@draws": [0.9]}
+    costs = {"bytes_up": [1.0], "client_seconds": [1.0]}
+    rows = [
+        make_row("FedAvg", "near", ga=[0.9], nll_calibrated=[0.3], nll=[0.4], **foreign, **costs),
+        make_row("FedAvg", "far", ga=[0.8], nll=[0.5], **costs),
+        make_row("FedAvg", "numbers", nll=[1.5], **costs),
+    ]
+    fronts = name_fronts(suite, rows)
+    assert fronts == {
+        "pareto": {"near": "nll_calibrated", "far": "ga", "numbers": "nll"},
+        "pareto_accuracy": {"near": "ga", "far": "ga"},
+        "pareto_ood": {"near": "auroc_entropy@mnist"},
+    }
+    titles = [axes.get_title() for axes in draw_fronts(rows, fronts["pareto_accuracy"], list(costs)).axes]
+    assert titles == ["near", "near", "far", "far"]
+    sentences = describe(suite, [], rows, None)
+    assert "near: on the front of AUROC by entropy, mnist against client time: FedAvg." in sentences
+
+
 def test_orders_before_and_after_a_temperature_are_compared_where_tests_tell() -> None:
     noise = [0.0, 0.001, -0.001, 0.002, 0.0]
     rows = [
@@ -287,6 +337,43 @@ def test_a_search_that_halves_ends_with_runs_of_full_length(here: Path) -> None:
     best = min((row for row in rows if row["rung"] == "1"), key=lambda row: float(row["nll"]))
     choice = read_choices(here / "outputs/suite/tiny", "tiny")["near"]["fedavg"]
     assert choice["values"] == json.loads(best["values"])
+
+
+def test_hours_are_counted_before_any_run_and_by_runs_that_are_there(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour for a run of FedAvg; FedProx cannot run, and why is said; FedAvg's runs near are there, of 18 s each."""
+    settings = {name: {"partition.alpha": 10.0, "rounds": 2} for name in ("near", "far")}
+    write_suite(here, settings=settings, methods={"fedavg": {}, "fedprox": {"values": {"server.rule": "none"}}})
+    monkeypatch.setattr("bfl_bench.run.estimate.estimate", lambda experiment: Estimate(3000.0, 600.0))
+    assert command.main(["tune", "tiny.yaml", "--dry-run"]) == 0
+    found = capsys.readouterr().out
+    assert "every method: 2 search points on seed 1000, 2 reported seeds\nrounds: near 2, far 2\n" in found
+    for setting in settings:
+        assert f"{setting}: 4 runs to make, about 2.00 CPU hours; without fedprox (server.rule: got 'none'" in found
+    assert found.endswith("8 of 8 runs to make, about 4.0 CPU hours\n")
+    monkeypatch.setattr(command, "_is_finished", lambda one: one.cell.names["point"] == "0")
+    monkeypatch.setattr(records, "read_table", lambda path: [{"wall_seconds": 12.0, "evaluation_seconds": 6.0}])
+    assert command.main(["tune", "tiny.yaml", "--dry-run", "--method", "fedavg", "--setting", "near"]) == 0
+    assert capsys.readouterr().out.endswith("1 of 2 runs to make, about 0.0 CPU hours\n")
+    monkeypatch.setattr(records, "read_table", lambda path: [{"wall_seconds": 12.0, "evaluation_seconds": 6.0}] * 200)
+    assert command.main(["tune", "tiny.yaml", "--dry-run", "--method", "fedavg", "--setting", "near"]) == 0
+    assert "near: 1 runs to make, about 1.00 CPU hours\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["engine=processes", "engine.workers=2"], marks=pytest.mark.slow),
+        pytest.param(["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], marks=pytest.mark.launchers),
+    ],
+)
+def test_engines_and_launchers_find_the_same(words: list[str], here: Path) -> None:
+    program = [sys.executable, "-m", "bfl_bench.commands.suite", "tune", "tiny.yaml", "--setting", "far"]
+    for folder, more in (("plain", []), ("other", words)):
+        subprocess.run([*program, "--to", folder, f"out={folder}/runs", *more], check=True, capture_output=True)
+    assert (here / "other/search.csv").read_text() == (here / "plain/search.csv").read_text()
+    assert (here / "other/chosen.yaml").read_text() == (here / "plain/chosen.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 from bfl_bench.commands.cells import compose_cells
 from bfl_bench.commands.paper import collect, show
 from bfl_bench.evaluation.truth import read_truth
 from bfl_bench.papers.spec import Cell, find_table, list_cells
+from bfl_bench.papers.truth import choose_styles
 from bfl_bench.report.archive import pack
+from bfl_bench.report.style import style
 from scripts.truth import print_limits
 from tests.composing import experiment, write_run
 
@@ -75,6 +78,13 @@ def write(out: Path, cell: Cell, tv: float, kl: float | None) -> Path:
 def read(path: Path) -> str:
     """Read a text without the spaces that align its tables."""
     return " ".join(path.read_text().split())
+
+
+def test_methods_are_told_apart_in_the_figure() -> None:
+    methods = list(dict.fromkeys(cell.label for cell in list_cells(TABLE)))
+    with style():
+        looks = {(to_hex(look["color"]), look["linestyle"]) for look in choose_styles(methods).values()}
+    assert len(looks) == len(methods) > 10
 
 
 @pytest.mark.slow

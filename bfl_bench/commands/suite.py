@@ -16,6 +16,7 @@ per method and per dataset. Words key=value are bfl-run's, such as out=FOLDER, h
 
 import argparse
 import json
+import math
 import random
 import sys
 import tempfile
@@ -149,6 +150,7 @@ def tune(suite: Suite, to: Path, words: Sequence[str], dry_run: bool = False) ->
     for rung in range(suite.halvings + 1):
         composed = _compose(search_cells(suite, rung, kept), words)
         if dry_run:
+            _say_budget(suite)
             _say_cost(composed)
             if suite.halvings:
                 print(f"then {suite.halvings} times the better half of the points again, twice as long")
@@ -287,24 +289,47 @@ def _is_finished(one: Composed) -> bool:
     return finished_summary(folder_of(one), one.config) is not None
 
 
+def _say_budget(suite: Suite) -> None:
+    """Say what every method gets in each setting."""
+    rounds = {name: {**suite.values, **values}.get("rounds", "the default") for name, values in suite.settings.items()}
+    print(f"every method: {suite.points} search points on seed {suite.search_seed}, {len(suite.seeds)} reported seeds")
+    print(f"rounds: {', '.join(f'{name} {number}' for name, number in rounds.items())}")
+
+
 def _say_cost(composed: Sequence[Composed]) -> None:
-    """Say how many runs are missing and, from those that are there, about how long they take."""
-    seconds: dict[str, list[float]] = {}
-    missing: dict[str, int] = {}
+    """Say how many runs are missing and about how long they take, setting by setting."""
+    runs: dict[str, dict[str, list[Composed]]] = {}
     for one in composed:
-        setting = one.cell.names["setting"]
-        if _is_finished(one):
-            times = records.read_table(folder_of(one) / records.TIMING)
-            seconds.setdefault(setting, []).append(
-                sum((row["wall_seconds"] or 0) + (row["evaluation_seconds"] or 0) for row in times)
-            )
-        else:
-            missing[setting] = missing.get(setting, 0) + 1
-    for setting, count in missing.items():
-        known = seconds.get(setting, [])
-        cost = f"about {sum(known) / len(known) * count / 3600:.2f} CPU hours" if known else "no finished run to go by"
-        print(f"{setting}: {count} runs to make, {cost}")
-    print(f"{sum(missing.values())} of {len(composed)} runs to make")
+        runs.setdefault(one.cell.names["setting"], {}).setdefault(one.cell.names["method"], []).append(one)
+    total, num_missing = 0.0, 0
+    for setting, methods in runs.items():
+        seconds, count, unknown = 0.0, 0, list[str]()
+        for method, cells in methods.items():
+            missing = [one for one in cells if not _is_finished(one)]
+            count += len(missing)
+            try:
+                seconds += len(missing) * _seconds_of_a_run(cells) if missing else 0.0
+            except (BflError, RuntimeError, ValueError) as error:
+                unknown.append(f"without {method} ({next(iter(str(error).splitlines()), type(error).__name__)})")
+        if count:
+            hours = "; ".join([f"about {seconds / 3600:.2f} CPU hours", *unknown])
+            print(f"{setting}: {count} runs to make, {hours}", flush=True)
+        total, num_missing = total + seconds, num_missing + count
+    print(f"{num_missing} of {len(composed)} runs to make, about {total / 3600:.1f} CPU hours")
+
+
+def _seconds_of_a_run(cells: Sequence[Composed]) -> float:
+    """Take what finished runs of a method in a setting took; else estimate the first one from some timed steps."""
+    finished = [one for one in cells if _is_finished(one)]
+    if finished:
+        tables = [records.read_table(folder_of(one) / records.TIMING) for one in finished]
+        known = [(row["wall_seconds"] or 0) + (row["evaluation_seconds"] or 0) for rows in tables for row in rows]
+        return math.fsum(known) / len(finished)
+    from bfl_bench.build import load, plan  # torch takes long to import
+    from bfl_bench.run.estimate import estimate
+
+    found = estimate(load(plan(cells[0].config))[0])
+    return found.training + found.evaluation
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ _FOREIGN = tuple(
         definition=f"{definition} {what}",
         direction=direction,
         unit="share",
-        of="runs with eval.ood or partition.unknown_classes",
+        of="runs with eval.ood or partition.unknown_classes; with partition.unseen and eval.uncertainty",
     )
     for score, what in _SCORES.items()
     for name, label, direction, definition in _DETECTION

@@ -8,10 +8,11 @@ as clients, in every round each at another client, by a random permutation: all 
 chains' states after `burn_in` rounds, one in `every`, are samples; the last of them predict, before the first sample
 the chains as they are.
 
-Deviations: written here so that chains sample the posterior, which tests check; the paper may scale its steps
-otherwise. A chain's steps at a client are those of `local.epochs`, or `steps` of them; q_k is counted from these. Many
-steps at one client leave a bias where clients differ. The server sends all chains to every client, and that is counted:
-it does not know who takes part. `params` is the mean of all chains; no client starts from it.
+Deviations: the steps are derived here from their target, the posterior of all data, which tests check; they are not
+confirmed by the paper, which may scale them otherwise. A chain's steps at a client are those of `local.epochs`, or
+`steps` of them; q_k is counted from these. Many steps at one client leave a bias where clients differ. The server sends
+all chains to every client, and that is counted: it does not know who takes part. `params` is the mean of all chains; no
+client starts from it.
 """
 
 from collections.abc import Iterator

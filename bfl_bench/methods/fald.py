@@ -8,10 +8,10 @@ client's own noise is the larger the smaller the client, so that the average has
 is FedAvg. The server's models after `burn_in` rounds, one in `every`, are samples of the posterior with the prior
 N(0, 1/d); the last of them predict.
 
-Deviations: written here so that the average samples the posterior, which tests check; the paper may scale its steps
-otherwise. A client's number of steps is that of `local.epochs` and grows with its examples, as in FedAvg; `steps` makes
-it the same for all. Where only some clients take part in a round, shares are those among all clients, and the average
-has more noise; a bias remains then, in the paper too.
+Deviations: the steps are derived here from their target, the posterior of all data, which tests check; they are not
+confirmed by the paper, which may scale them otherwise. A client's number of steps is that of `local.epochs` and grows
+with its examples, as in FedAvg; `steps` makes it the same for all. Where only some clients take part in a round, shares
+are those among all clients, and the average has more noise; a bias remains then, in the paper too.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,5 @@
 """Methods against true posteriors: a table and a figure of the distances, by problem and heterogeneity."""
 
-import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -78,27 +77,33 @@ def _over_rounds(runs: Sequence[Run]) -> list[tuple[float, float]]:
     return [(round_, statistics.mean(values)) for round_, values in found.items() if len(values) == len(runs)]
 
 
+def choose_styles(methods: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Choose a colour of the common style and a dash pattern for each method, no two alike."""
+    import matplotlib
+
+    num = len(matplotlib.rcParams["axes.prop_cycle"])
+    dashes = ("-", "--", ":", "-.")
+    return {name: {"color": f"C{i % num}", "linestyle": dashes[i // num % 4]} for i, name in enumerate(methods)}
+
+
 def make_figure(page: Page) -> None:
     """Draw the total variation of predictions over rounds, and at the end over heterogeneity, problem by problem."""
-    from matplotlib import rcParams
     from matplotlib.figure import Figure
 
     methods, problems, alphas = (_axis(page, axis) for axis in ("cell", "problem", "partition.alpha"))
     figure = Figure(figsize=(2.9 * len(problems), 7.2), layout="constrained")
     axes = figure.subplots(2, len(problems), squeeze=False)
-    looks = itertools.product(("-o", "--s", ":^"), rcParams["axes.prop_cycle"].by_key()["color"])
-    styles = {name: (dashes, {"color": color}) for name, (dashes, color) in zip(methods, looks, strict=False)}
+    styles = choose_styles(methods)
     for column, problem in enumerate(problems):
         over_rounds, over_alphas = axes[0][column], axes[1][column]
         for method in methods:
-            dashes, color = styles[method]
-            style = {"linewidth": 1.3, "markersize": 3, "label": method, **color}
+            style = {"linewidth": 1.3, "marker": ".", "label": method, **styles[method]}
             if points := _over_rounds(_at(page, method, problem, alphas[-1])):
-                over_rounds.plot(*zip(*points, strict=True), dashes, **style)
+                over_rounds.plot(*zip(*points, strict=True), **style)
             ends = [(float(alpha), _mean(_at(page, method, problem, alpha), "truth_tv")) for alpha in alphas]
             found = [(alpha, value) for alpha, value in ends if value is not None]
             if found:
-                over_alphas.plot(*zip(*found, strict=True), dashes, **style)
+                over_alphas.plot(*zip(*found, strict=True), **style)
         over_rounds.set(title=f"{problem}, alpha {alphas[-1]}", xlabel="round", yscale="log")
         over_alphas.set(title=f"{problem}, last round", xlabel="alpha", xscale="log", yscale="log")
         for panel in (over_rounds, over_alphas):

@@ -249,7 +249,7 @@ class _Course:
         worker, recorder = self._worker, self._recorder
         if worker.settings.uncertainty:
             recorder.record(records.RISK, round_, uncertainty.trace_risk(worker, predictions[TEST]))
-        if any(set_.foreign for set_ in worker.sets.values()):
+        if uncertainty.list_outside(worker):
             recorder.record(records.ENTROPY, round_, uncertainty.count_entropies(worker, predictions))
         row = unseen.measure(worker, self._state) if UNSEEN in worker.sets else {}
         return row | (recorder.record_shift(round_, shift.measure(worker, predictor)) if worker.settings.shift else {})

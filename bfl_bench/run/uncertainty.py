@@ -1,7 +1,8 @@
 """What the uncertainty field measures of the global model, out of the predictions that a round has made anyway.
 
 Calibration and selective prediction on the test set; with validation examples, a temperature fitted on them and
-conformal sets; with foreign sets, how well their examples are told from the test set's. evaluation/ has the formulas.
+conformal sets; with foreign sets, how well their examples are told from the test set's, and so those of clients that
+never train. evaluation/ has the formulas.
 """
 
 import math
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bfl_bench.engines.worker import TEST, VALIDATION, Worker
+from bfl_bench.engines.worker import TEST, UNSEEN, VALIDATION, Worker
 from bfl_bench.evaluation import calibration, detection, selective
 from bfl_bench.evaluation.conformal import conformal_coverage, conformal_threshold, coverage_of_clients, worst_covered
 from bfl_bench.evaluation.temperature import apply_temperature, fit_temperature
@@ -37,10 +38,15 @@ def describe(worker: Worker, predictions: Mapping[str, Prediction]) -> Row:
         if VALIDATION in predictions:
             validation = _flatten(worker, predictions, VALIDATION)
             row |= _calibrate(validation, test, worker.settings.ece_bins) | _cover(worker, validation, test)
-    for name, set_ in worker.sets.items():
-        if set_.foreign:
-            row |= _detect(name, predictions[TEST], predictions[name])
+    for name in list_outside(worker):
+        row |= _detect(name, predictions[TEST], predictions[name])
     return row
+
+
+def list_outside(worker: Worker) -> list[str]:
+    """Name the sets to be told from the test set: the foreign ones and, if asked for, the unseen clients' examples."""
+    asked = [UNSEEN] if worker.settings.uncertainty else []
+    return [name for name, set_ in worker.sets.items() if set_.foreign or name in asked]
 
 
 def calibrate_bins(worker: Worker, prediction: Prediction, temperature: float) -> list[Bin]:
@@ -57,8 +63,8 @@ def trace_risk(worker: Worker, prediction: Prediction) -> list[Row]:
 
 
 def count_entropies(worker: Worker, predictions: Mapping[str, Prediction]) -> list[Row]:
-    """Count the examples of the test set and of the foreign sets by the entropy of their predictions."""
-    sets = [TEST, *(name for name, set_ in worker.sets.items() if set_.foreign)]
+    """Count the examples of the test set and of those outside by the entropy of their predictions."""
+    sets = [TEST, *list_outside(worker)]
     most = math.log(predictions[TEST].log_probabilities.shape[1])
     counts: dict[str, list[float]] = {}
     for name in sets:
@@ -125,12 +131,13 @@ def _cover(worker: Worker, validation: tuple[Tensor, Tensor], test: tuple[Tensor
 
 
 def _detect(name: str, inside: Prediction, outside: Prediction) -> Row:
-    """Measure how well scores tell the examples of a foreign set from those of the test set."""
+    """Measure how well scores tell the examples of another set from those of the test set."""
     scores = {"confidence": (_lack(inside), _lack(outside)), "entropy": (_entropy(inside), _entropy(outside))}
     if inside.expected_entropy is not None and outside.expected_entropy is not None:
         scores["information"] = (_information(inside), _information(outside))
     row: Row = {}
-    for score, pair in scores.items():
+    for score, both in scores.items():
+        pair = [values.flatten() for values in both]  # of sequences, every position
         row[f"auroc_{score}@{name}"] = detection.auroc(*pair)
         row[f"aupr_{score}@{name}"] = detection.average_precision(*pair)
         row[f"fpr95_{score}@{name}"] = detection.false_positive_rate_at_95(*pair)

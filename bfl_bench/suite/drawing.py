@@ -56,16 +56,14 @@ def draw_ranks(ranks: Ranks, ties: Sequence[Sequence[str]], metric: str) -> "Fig
 
 
 @styled
-def draw_fronts(rows: Sequence[Row], metrics: Sequence[str], costs: Sequence[str]) -> "Figure":
-    """Draw the first metric of each setting against each cost; the front's members are named and joined."""
+def draw_fronts(rows: Sequence[Row], metrics: Mapping[str, str], costs: Sequence[str]) -> "Figure":
+    """Draw a metric, named for each setting, against each cost; the front's members are named and joined."""
     from matplotlib.figure import Figure
 
-    metric = metrics[0]
-    sign = 1 if columns.direction(metric) == "up" else -1
-    settings = list(dict.fromkeys(row.block for row in rows))
-    figure = Figure(figsize=(4.2 * len(costs), 3.2 * len(settings)), layout="constrained")
-    panels = figure.subplots(len(settings), len(costs), squeeze=False)
-    for line, setting in zip(panels, settings, strict=True):
+    figure = Figure(figsize=(4.2 * len(costs), 3.2 * len(metrics)), layout="constrained")
+    panels = figure.subplots(len(metrics), len(costs), squeeze=False)
+    for line, (setting, metric) in zip(panels, metrics.items(), strict=True):
+        sign = 1 if columns.direction(metric) == "up" else -1
         for axes, cost in zip(line, costs, strict=True):
             points = {
                 row.name: (found.mean, value.mean)

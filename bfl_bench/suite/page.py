@@ -17,6 +17,8 @@ TEMPLATES = Path(__file__).parent / "page"
 TITLES = {
     "ranks": "Mean ranks",
     "pareto": "What is worth its cost",
+    "pareto_accuracy": "What accuracy is worth its cost",
+    "pareto_ood": "What detection of foreign examples is worth its cost",
     "sensitivity": "What the search saw",
 }
 

@@ -11,7 +11,7 @@ from bfl_bench.report.comparison import SIGNIFICANT, Ranks, Row, mark_best, rank
 from bfl_bench.report.output import latex_of, markdown, save_figure
 from bfl_bench.suite import drawing
 from bfl_bench.suite.choosing import SEARCH
-from bfl_bench.suite.page import make_page
+from bfl_bench.suite.page import TITLES, make_page
 from bfl_bench.suite.ranking import Against, compare_orders, compare_with, find_front, find_ties
 from bfl_bench.suite.results import Result, as_rows, read_results
 from bfl_bench.suite.spec import Suite
@@ -30,7 +30,7 @@ def show(suite: Suite, sources: Sequence[Path], to: Path) -> None:
     if not results:
         raise RunError(f"there are no results of {suite.name} yet: bfl-suite tune {suite.name}, then run")
     rows = as_rows(results)
-    metrics = [name for name in suite.metrics if any(row.stats(name) for row in rows)]
+    metrics = [name for name in (*suite.metrics, *_detection_columns(rows)) if any(row.stats(name) for row in rows)]
     mark_best(rows, metrics, "t")
     ranks = rank(rows, suite.metrics[0])
     sentences = describe(suite, results, rows, ranks)
@@ -39,7 +39,8 @@ def show(suite: Suite, sources: Sequence[Path], to: Path) -> None:
     to.mkdir(parents=True, exist_ok=True)
     records.write_text(to / "table.md", text)
     records.write_text(to / "table.tex", latex_of(text))
-    figures: dict[str, Figure] = {"pareto": drawing.draw_fronts(rows, suite.metrics, COSTS)}
+    fronts = name_fronts(suite, rows)
+    figures: dict[str, Figure] = {name: drawing.draw_fronts(rows, found, COSTS) for name, found in fronts.items()}
     if ranks is not None:
         figures["ranks"] = drawing.draw_ranks(ranks, find_ties(ranks), columns.label(suite.metrics[0]))
     searched = [row for source in sources for row in read_rows(source / SEARCH) if row["setting"] in suite.settings]
@@ -48,11 +49,30 @@ def show(suite: Suite, sources: Sequence[Path], to: Path) -> None:
         figures["sensitivity"] = drawing.draw_search(searched, labels, list(suite.settings))
     for name, figure in figures.items():
         save_figure(figure, to, name)
-    pictures: dict[str, bytes] = {
-        name: (to / f"{name}.png").read_bytes() for name in ("ranks", "pareto", "sensitivity") if name in figures
-    }
+    pictures = {name: (to / f"{name}.png").read_bytes() for name in TITLES if name in figures}
     records.write_text(to / "page.html", make_page(suite, rows, metrics, sentences, pictures))
     print(text)
+
+
+def name_fronts(suite: Suite, rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+    """Name the columns whose fronts are drawn, by figure and setting: the first that it has, accuracy, detection.
+
+    A setting that does not have the column is left out, and so is a figure without settings.
+    """
+    found: dict[str, dict[str, str]] = {"pareto": {}, "pareto_accuracy": {}, "pareto_ood": {}}
+    for setting in suite.settings:
+        there = [row for row in rows if row.block == setting]
+        candidates = {"pareto": suite.metrics, "pareto_accuracy": ("ga",), "pareto_ood": _detection_columns(there)}
+        for name, metrics in candidates.items():
+            if metric := next((one for one in metrics if any(row.stats(one) for row in there)), None):
+                found[name][setting] = metric
+    return {name: metrics for name, metrics in found.items() if metrics}
+
+
+def _detection_columns(rows: Iterable[Row]) -> list[str]:
+    """List how well foreign examples are told by entropy, one column for each set."""
+    names = {name for row in rows for run in row.runs for name in run.final if name.startswith("auroc_entropy@")}
+    return sorted(name for name in names if name.count("@") == 1)
 
 
 def _table(suite: Suite, results: Sequence[Result], rows: Sequence[Row], setting: str, metrics: Sequence[str]) -> str:
@@ -61,8 +81,6 @@ def _table(suite: Suite, results: Sequence[Result], rows: Sequence[Row], setting
     if not there:
         return "Not run yet.\n"
     shown = [name for name in metrics if any(row.stats(name) for row in there)]
-    detection = sorted(name for row in there for name in row.runs[0].final if name.startswith("auroc_entropy@"))
-    shown += list(dict.fromkeys(detection))
     sign = -1 if columns.direction(shown[0]) == "up" else 1
     means = {row.name: found.mean if (found := row.stats(shown[0])) else float("inf") * sign for row in there}
     there.sort(key=lambda row: (sign * means[row.name], row.name))
@@ -124,7 +142,9 @@ def describe(suite: Suite, results: Sequence[Result], rows: Sequence[Row], ranks
                 f"order after a temperature, {found.num_reversed} reverse it, the rest become ties (Kendall's tau "
                 f"{found.correlation:.2f})."
             )
-        sentences += _describe_front(there, setting, primary)
+    for metrics in name_fronts(suite, rows).values():
+        for setting, metric in metrics.items():
+            sentences += _describe_front([row for row in rows if row.block == setting], setting, metric)
     baseline = suite.methods[BASELINE].label if BASELINE in suite.methods else None
     if baseline is not None:
         sentences += _describe_against(compare_with(rows, primary, baseline), baseline, columns.label(primary))

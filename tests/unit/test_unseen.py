@@ -11,9 +11,13 @@ import torch
 from bfl_bench.build import load, plan
 from bfl_bench.engines.worker import TEST, UNSEEN, VALIDATION
 from bfl_bench.errors import ConfigError
+from bfl_bench.evaluation import detection
 from bfl_bench.inference.train import make_optimizer, train
+from bfl_bench.likelihood import Prediction
 from bfl_bench.method import Client
+from bfl_bench.records import ENTROPY, STAND_IN
 from bfl_bench.rng import stream
+from bfl_bench.run.checkpoint import read_state
 from bfl_bench.run.unseen import limit_steps, measure
 from tests.composing import SMALL, choose, experiment, resolve, run_in
 from tests.federation import generator, make_clients, make_task
@@ -115,6 +119,24 @@ def test_what_is_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(plan(resolve(*WORDS, *words)))
     assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("dataset", ["mnist_writers", "shakespeare"])
+def test_unseen_clients_are_told_from_the_others(dataset: str, tmp_path: Path) -> None:
+    """By the entropy of their examples' predictions; of sequences, at every position."""
+    words = [f"data_dir={STAND_IN}", f"dataset={dataset}", "partition=natural", "num_clients=5", "method=fedavg"]
+    words += ["partition.unseen=0.4", "rounds=1", "local.epochs=1", "eval.unseen_steps=[0]"]
+    assert "@unseen" not in run_in(tmp_path / "plain", *words)
+    (row,) = csv.DictReader(io.StringIO(run_in(tmp_path / "asked", *words, "eval.uncertainty=true")))
+    worker, state = experiment(*words).worker, read_state(tmp_path / "asked", torch.device("cpu"))
+    predictions = [worker.predict_global(name, worker.method, state, 1) for name in (TEST, UNSEEN)]
+    inside, outside = (
+        detection.entropy(one.log_probabilities).flatten() for one in predictions if isinstance(one, Prediction)
+    )
+    assert float(row["auroc_entropy@unseen"]) == pytest.approx(detection.auroc(inside, outside))
+    with (tmp_path / "asked" / ENTROPY).open() as file:
+        counts = [float(line["unseen"]) for line in csv.DictReader(file)]
+    assert sum(counts) == len(outside) != len(inside)
 
 
 def test_where_test_examples_are_not_touched_unseen_clients_are_not_scored(tmp_path: Path) -> None:
