@@ -1,6 +1,7 @@
 """Make the true posteriors of small problems, which `eval.truth` compares with.
 
     python scripts/truth.py NAME... [--to FOLDER]
+    python scripts/truth.py --limits                # what no method can be told from, of the stored posteriors
 
 NAME is a problem, experiment=truth_NAME. A conjugate model has its posterior in closed form. All others are sampled by
 NUTS (pip install numpyro), with two seeds of four chains each: the largest R-hat over all eight chains has to be below
@@ -12,6 +13,7 @@ import argparse
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,16 @@ from bfl_bench.commands.cells import compose_cells
 from bfl_bench.engines.worker import TEST, Worker
 from bfl_bench.errors import RunError
 from bfl_bench.evaluation.gaussian_noise import GaussianNoise
-from bfl_bench.evaluation.truth import DIGESTS, POSTERIORS, digest_data
+from bfl_bench.evaluation.truth import (
+    DIGESTS,
+    POSTERIORS,
+    Moments,
+    Truth,
+    compare,
+    digest_data,
+    list_truths,
+    read_truth,
+)
 from bfl_bench.papers.spec import Cell
 
 PRIOR_PRECISION = 1.0
@@ -36,9 +47,15 @@ Floats = NDArray[np.float64]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--to", type=Path, default=POSTERIORS)
+    parser.add_argument("--limits", action="store_true", help="of all stored posteriors, or of NAME...; makes nothing")
     arguments = parser.parse_args()
+    if arguments.limits:
+        print_limits(arguments.names or list_truths())
+        return
+    if not arguments.names:
+        parser.error("NAME or --limits")
     arguments.to.mkdir(exist_ok=True)
     digests = arguments.to / DIGESTS
     for name in arguments.names:
@@ -49,6 +66,32 @@ def main() -> None:
         known[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         digests.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n")
         print(f"{path}: {path.stat().st_size / 1e3:.0f} kB, {arrays['about']}")
+
+
+def print_limits(names: Sequence[str]) -> None:
+    """Print the distances of the best mean-field Gaussian, of the mean alone, and of draws of the truth itself."""
+    print("| problem | | KL | log ratio of spreads | TV of predictions |\n|---|---|---|---|---|")
+    for name in names:
+        truth, worker = read_truth(name), find_worker(name)
+        moments = truth.moments
+        best = Moments(moments.mean, 1 / torch.linalg.inv(moments.matrix).diagonal())
+        rng = torch.Generator().manual_seed(0)
+        drawn = moments.mean + best.covariance.sqrt() * torch.randn(KEPT_DRAWS, len(best.mean), generator=rng)
+        rows: dict[str, tuple[Moments | None, torch.Tensor]] = {f"{KEPT_DRAWS} of its draws": (None, truth.draws)}
+        if truth.identifiable:
+            point = Moments(moments.mean, torch.zeros_like(moments.mean))
+            rows |= {"best mean-field Gaussian": (best, drawn), "its mean alone": (point, moments.mean[None])}
+        for label, (found, draws) in rows.items():
+            row = distances(worker, truth, found, draws)
+            print(f"| {name} | {label} | " + " | ".join("" if v is None else f"{v:.3g}" for v in row) + " |")
+
+
+def distances(worker: Worker, truth: Truth, found: Moments | None, draws: torch.Tensor) -> list[float | None]:
+    """Compare a posterior, given by its moments and by draws (S, P), with the truth."""
+    likelihood = worker.task.likelihood
+    prediction = worker.mix(draws.float(), worker.sets[TEST].split.x)
+    row = compare(truth, found, prediction, likelihood.unit if isinstance(likelihood, GaussianNoise) else 1.0)
+    return [row.get(column) for column in ("truth_kl", "truth_spread", "truth_tv")]
 
 
 def find_worker(name: str) -> Worker:

@@ -1,5 +1,7 @@
 """Methods against true posteriors: a table and a figure of the distances, by problem and heterogeneity."""
 
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,11 +19,15 @@ def _axis(page: Page, axis: str) -> list[str]:
     return list(dict.fromkeys(cell.names[axis] for cell, _ in page.entries))
 
 
-def _mean(runs: Sequence[Run], column: str) -> float | None:
-    """Average the last round over seeds; None where a run has no such number."""
+def _last(runs: Sequence[Run], column: str) -> list[float]:
+    """List the last round of each seed; empty where a run has no such number."""
     values = [run.final.get(column) for run in runs]
-    numbers = [float(value) for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
+    return [] if None in values else [float(value) for value in values if value is not None]
+
+
+def _mean(runs: Sequence[Run], column: str) -> float | None:
+    values = _last(runs, column)
+    return statistics.mean(values) if values else None
 
 
 def _at(page: Page, method: str, problem: str, alpha: str) -> list[Run]:
@@ -32,16 +38,15 @@ def _at(page: Page, method: str, problem: str, alpha: str) -> list[Run]:
 def make_table(page: Page) -> None:
     """Write a table of each distance, the alphas side by side in a cell."""
     methods, problems, alphas = (_axis(page, axis) for axis in ("cell", "problem", "partition.alpha"))
-    text = f"# {page.table.title}\n\nIn a cell: alpha {' / '.join(alphas)}; -: no run, a point, or parameters that "
-    text += "cannot be told apart.\n\n"
+    text = (
+        f"# {page.table.title}\n\nIn a cell: alpha {' / '.join(alphas)}, mean and standard deviation over seeds; -: no "
+    )
+    text += "run, a point, or parameters that cannot be told apart.\n\n"
     for column in SHOWN:
         lines: list[list[str]] = []
         for method in methods:
-            cells = [
-                [_mean(found, column) if (found := _at(page, method, problem, alpha)) else None for alpha in alphas]
-                for problem in problems
-            ]
-            if any(value is not None for cell in cells for value in cell):
+            cells = [[_last(_at(page, method, problem, alpha), column) for alpha in alphas] for problem in problems]
+            if any(values for cell in cells for values in cell):
                 lines.append([method, *(" / ".join(map(_write, cell)) for cell in cells)])
         if lines:
             text += f"## {columns.heading(column)}\n\n{columns.describe(column)}\n\n"
@@ -54,8 +59,22 @@ def make_table(page: Page) -> None:
     page.write(text, rows)
 
 
-def _write(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+def _write(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.1g}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3g}{spread}"
+
+
+def _over_rounds(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    """Average the total variation over seeds, in every evaluated round that all have."""
+    found: dict[float, list[float]] = defaultdict(list)
+    for run in runs:
+        for row in records.read_table(run.folder / records.METRICS):
+            round_, value = row["round"], row.get("truth_tv")
+            if round_ is not None and value is not None:
+                found[round_].append(value)
+    return [(round_, statistics.mean(values)) for round_, values in found.items() if len(values) == len(runs)]
 
 
 def choose_styles(methods: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -79,10 +98,7 @@ def make_figure(page: Page) -> None:
         over_rounds, over_alphas = axes[0][column], axes[1][column]
         for method in methods:
             style = {"linewidth": 1.3, "marker": ".", "label": method, **styles[method]}
-            hardest = _at(page, method, problem, alphas[-1])
-            if hardest:
-                rows = records.read_table(hardest[0].folder / records.METRICS)
-                points = [(row["round"], row["truth_tv"]) for row in rows if row.get("truth_tv") is not None]
+            if points := _over_rounds(_at(page, method, problem, alphas[-1])):
                 over_rounds.plot(*zip(*points, strict=True), **style)
             ends = [(float(alpha), _mean(_at(page, method, problem, alpha), "truth_tv")) for alpha in alphas]
             found = [(alpha, value) for alpha, value in ends if value is not None]
