@@ -12,8 +12,9 @@ Sites start as s^(1/K) of the initial s, so that their product is the server's p
 are pruned; sites and server take the same step (`server.lr`). Of a pruned message the client keeps everything, as
 released. Gates of the lateral connections: one per layer, or as released one per unit (`lateral_units`). MT is of a
 client's model as trained, not damped; `own_model: damped` is the released code's. Points, such as biases, are averaged.
-Where a cavity or the server would be improper, its precision is `min_precision` and its mean the server's; these are
-counted.
+Where a cavity or the server would be less precise than `min_precision`, it gets that precision and the server's mean;
+these are counted. In the conjugate case none is less precise than the prior, which is the bound by default: where
+variances are learnt, cavities far wider than that appear, and networks diverge (docs/results.md).
 
 Without private networks and with beta = 1 this is partitioned variational inference (Ashman, Bui, Nguyen, Markou,
 Weller, Swaroop, Turner, 2022; method `pvi`) but for where the sites start. With `sites_start: prior` that is p^(1/K): s
@@ -58,7 +59,7 @@ class Virtual(GaussianLayersMethod):
     damping: Annotated[float, Between(0, 1)] | Literal["share"] | None
     init_from: Literal["own", "server"]
     prune: Annotated[float, Between(0, 99.999)]
-    min_precision: Annotated[float, Above(0)]
+    min_precision: Annotated[float, Above(0)] | Literal["prior"]
     kl: Literal["exact", "released"]
     evaluation_variance: Annotated[float, Above(0)]
     natural_lr: Annotated[float, Above(0)] | None
@@ -119,9 +120,9 @@ class Virtual(GaussianLayersMethod):
         share = self._power(task, client.id)
         cavity = broadcast["precision"] - memory["precision"]
         precision = cavity + share / self.prior_variance
-        improper = precision < self.min_precision
+        improper = precision < self._least
         server_mean = broadcast["shift"] / broadcast["precision"]
-        precision = torch.where(improper, self.min_precision, precision)
+        precision = torch.where(improper, self._least, precision)
         mean = torch.where(improper, server_mean, (broadcast["shift"] - memory["shift"]) / precision)
 
         start = broadcast["params"].clone()
@@ -139,7 +140,7 @@ class Virtual(GaussianLayersMethod):
         loss = functools.partial(task.generalised_loss, power=self.loss_power) if self.loss_power else None
         optimizer = choose_optimizer(task, self.variance_rate, scale)
         if self.natural_lr is not None:  # a factor's own precision is not to become negative
-            floor = torch.cat([cavity.clamp(min=self.min_precision), prior_precision[num_means:]]).to(start.dtype)
+            floor = torch.cat([cavity.clamp(min=self._least), prior_precision[num_means:]]).to(start.dtype)
             optimizer = sites.NaturalSgd(layout, self.natural_lr * share, floor)
         trained = train(
             task,
@@ -180,8 +181,8 @@ class Virtual(GaussianLayersMethod):
             change = sites.unprune(message, num_means)
             precision, shift = precision + change[0], shift + change[1]
             points.add(message["points"], task.weight(self.weights, client_id))
-        improper = precision < self.min_precision
-        precision = torch.where(improper, self.min_precision, precision)
+        improper = precision < self._least
+        precision = torch.where(improper, self._least, precision)
         shift = torch.where(improper, precision * state["shift"] / state["precision"], shift)
         params = state["params"].clone()
         params[layout.points][:num_points] = step_towards(
@@ -208,6 +209,11 @@ class Virtual(GaussianLayersMethod):
         if self.sites_start == "network":
             return precision, shift
         return torch.full_like(precision, 1 / self.prior_variance if self.sites_start == "prior" else 0), shift.zero_()
+
+    @property
+    def _least(self) -> float:
+        """The least precision of a cavity and of the server."""
+        return 1 / self.prior_variance if self.min_precision == "prior" else self.min_precision
 
     def _damping(self, task: Task) -> float:
         """The power of a new factor against the old one."""

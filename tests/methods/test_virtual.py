@@ -200,7 +200,10 @@ def test_an_improper_cavity_is_repaired_and_counted() -> None:
     assert torch.isfinite(update.local["params"]).all()
 
 
-def test_a_repaired_cavity_is_as_wide_as_allowed_around_the_servers_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bound", [{"min_precision": 2.0}, {"min_precision": "prior", "prior_variance": 0.5}])
+def test_a_repaired_cavity_is_as_wide_as_allowed_around_the_servers_mean(
+    bound: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     task, client = make_gaussian_task(), make_clients()[1]
     layout = task.model.layout
     seen: list[Tensor] = []
@@ -212,7 +215,7 @@ def test_a_repaired_cavity_is_as_wide_as_allowed_around_the_servers_mean(monkeyp
         return Trained(start, 1, {}, {})
 
     monkeypatch.setattr("bfl_bench.methods.virtual.train", probe)
-    virtual = method(min_precision=2.0)
+    virtual = method(**bound)
     state = virtual.init(task, generator())
     memory = virtual.init_client(task, state, 1)
     memory["precision"][:5] = state["precision"][:5] + 9.0
