@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bfl_bench.models.flat import FlatModel
 
-Reduction = Literal["mean", "sum"]
+Reduction = Literal["mean", "sum", "none"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,10 @@ class Likelihood(Protocol):
         ...
 
     def loss(self, outputs: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Compute the negative log-likelihood, in nats: its mean over examples and positions, or their sum."""
+        """Compute the negative log-likelihood, in nats: its mean over examples and positions, their sum, or each one.
+
+        Each one, for outputs (n, C, ...) and labels (n, ...), is (n, ...).
+        """
         ...
 
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:

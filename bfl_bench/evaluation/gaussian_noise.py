@@ -44,6 +44,8 @@ class GaussianNoise:
     def loss(self, outputs: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
         mean, variance = self.split(outputs)
         losses = ((2 * math.pi * variance).log() + (labels - mean).square() / variance) / 2
+        if reduction == "none":
+            return losses
         return losses.mean() if reduction == "mean" else losses.sum()
 
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:

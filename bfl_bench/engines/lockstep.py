@@ -1,0 +1,213 @@
+"""How clients train in lockstep.
+
+Methods are written for one client. Here every client's local update is a coroutine, a greenlet, that trains on
+parameters of its own, a row of a matrix. Where `train` asks for the gradient of a minibatch, or for a step of plain
+gradient descent, it waits; once all clients wait or are done, `models/copies.py` computes what they asked for. All
+else, such as losses of a method's own, curvature and evaluation, one client does at a time, on the one network that
+they share, which gets the client's parameters for it.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from greenlet import getcurrent, greenlet
+from torch import Tensor
+
+from bfl_bench.devices import bring, generators_of
+from bfl_bench.engines.worker import Job, Reply, Worker
+from bfl_bench.method import Tensors
+from bfl_bench.models.copies import Copies, copy_network, view_copies
+from bfl_bench.models.flat import Entry, FlatModel, Objective
+
+_NUMBERS_AT_ONCE = 400_000
+"""Parameters of all copies in a batch: so many that a core's cache holds them beside their values."""
+
+_FEWEST_AT_ONCE = 8
+"""Copies, of larger networks."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A minibatch of which a client asks for the gradient or, with a learning rate, for a step."""
+
+    row: int
+    x: Tensor
+    y: Tensor
+    noise: list[Tensor]
+    lr: float | None
+
+
+class Lockstep:
+    def __init__(self, worker: Worker, num: int) -> None:
+        model = worker.task.model
+        num = min(num, len(worker.client_indices))
+        self._worker, self._layout, self._device = worker, model.layout, model.vector.device
+        self._copies = copy_network(model, worker.task.data.input_shape)
+        self._vectors = model.vector.new_empty(num, model.layout.size)
+        self._gradients = model.gradient.new_zeros(num, model.layout.num_trainable)
+        matrices = enumerate(zip(self._vectors, self._gradients, strict=True))
+        rows = [_Row(row, model, *both, self._copies, worker.task.likelihood.loss) for row, both in matrices]
+        self._workers = [replace(worker, task=replace(worker.task, model=row)) for row in rows]
+
+    def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """Take at most as many jobs at a time as there are rows."""
+        jobs = iter(jobs)
+        while part := list(itertools.islice(jobs, len(self._workers))):
+            for outcome in self._run_together(broadcast, part):
+                if isinstance(outcome, Exception):  # in order: the first client that fails is the one that is named
+                    raise outcome
+                yield outcome
+
+    def _run_together(self, broadcast: Tensors, jobs: Sequence[Job]) -> list[Reply | Exception]:
+        """Run each job until it asks for a step, answer all that ask, and so on until all are done.
+
+        The largest clients come first: when others are done, the rows of those that go on lie side by side.
+        """
+        outcomes: dict[int, Reply | Exception] = {}
+        sizes = [len(self._worker.client_indices[job.client_id]) for job in jobs]
+        places = sorted(range(len(jobs)), key=lambda place: -sizes[place])
+        seconds = [0.0] * len(jobs)
+        waiting: list[_Request] = []
+
+        def take_turn(row: int) -> None:
+            place = places[row]
+            try:
+                outcomes[place] = self._workers[row].run(broadcast, jobs[place])
+            except Exception as error:
+                outcomes[place] = error
+
+        turns = [greenlet(take_turn) for _ in jobs]
+
+        def advance(row: int, given: object) -> None:
+            started = time.perf_counter()
+            request = turns[row].switch(given)
+            seconds[row] += time.perf_counter() - started
+            if request is not None:
+                waiting.append(request)
+
+        generators = generators_of(self._device)
+        states = [generator.get_state() for generator in generators]
+        try:
+            for row in range(len(jobs)):
+                advance(row, row)
+            while waiting:
+                requests = waiting.copy()
+                waiting.clear()
+                for batch in self._batches(requests):
+                    started = time.perf_counter()
+                    answers = self._answer(batch)
+                    each = (time.perf_counter() - started) / len(batch)
+                    for request, answer in zip(batch, answers, strict=True):
+                        seconds[request.row] += each
+                        advance(request.row, answer)
+        finally:
+            for turn in turns:
+                if not turn.dead:
+                    turn.throw()
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+        for row, place in enumerate(places):
+            if isinstance(outcome := outcomes[place], Reply):
+                outcomes[place] = replace(outcome, train_seconds=seconds[row] - outcome.evaluation_seconds)
+        return [outcomes[place] for place in range(len(jobs))]
+
+    def _batches(self, requests: Sequence[_Request]) -> Iterator[list[_Request]]:
+        """Put together what can be computed together, in the order of rows."""
+        groups: dict[Any, list[_Request]] = {}
+        for request in sorted(requests, key=lambda request: request.row):
+            groups.setdefault((request.lr, request.x.shape[1:]), []).append(request)
+        num = max(_FEWEST_AT_ONCE, _NUMBERS_AT_ONCE // self._layout.size)
+        for group in groups.values():
+            for start in range(0, len(group), num):
+                yield group[start : start + num]
+
+    def _answer(self, batch: Sequence[_Request]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take the steps, or leave the gradients in the clients' rows; give each client its loss and outputs."""
+        rows, lr = [request.row for request in batch], batch[0].lr
+        matrix = self._gradients if lr is None else self._vectors
+        where: slice | list[int] = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] < len(rows) else rows
+        vectors = self._vectors[where]
+        changed = matrix[where] if lr is None else vectors
+        sizes = [len(request.y) for request in batch]
+        most, loss = max(sizes), self._worker.task.likelihood.loss
+        x, y = _stack([request.x for request in batch], most), _stack([request.y for request in batch], most)
+        noise = [_stack(layer, most) for layer in zip(*(request.noise for request in batch), strict=True)]
+        counts = torch.tensor(sizes)[:, None]
+        shares = bring((torch.arange(most) < counts) / counts, self._device)
+
+        def change(entry: Entry, gradient: Tensor) -> None:
+            if entry.stop > self._layout.num_trainable:
+                return
+            part = view_copies(entry, changed)
+            if lr is None:
+                part.copy_(gradient)
+            else:
+                part.add_(gradient, alpha=-lr)
+
+        losses, outputs = self._copies.differentiate(vectors, x, noise, lambda o: loss(o, y, "none"), shares, change)
+        if isinstance(where, list):
+            matrix[where] = changed
+        for row_loss, row_outputs, size in zip(losses.unbind(), outputs.unbind(), sizes, strict=True):
+            yield row_loss, row_outputs if size == most else row_outputs[:size]
+
+
+def _stack(parts: Sequence[Tensor], most: int) -> Tensor:
+    """Stack minibatches (n, ...) to (copies, most, ...), the shorter ones with zeros behind."""
+    if len({len(part) for part in parts}) == 1:
+        return torch.stack(list(parts))
+    stacked = parts[0].new_zeros(len(parts), most, *parts[0].shape[1:])
+    for place, part in zip(stacked, parts, strict=True):
+        place[: len(part)] = part
+    return stacked
+
+
+class _Row(FlatModel):
+    """A client's parameters and gradient, rows of matrices.
+
+    What only a network can do is done by the one that all share: whoever asks for it, or for a part of it, finds this
+    client's parameters there until the client waits again.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        shared: FlatModel,
+        vector: Tensor,
+        gradient: Tensor,
+        copies: Copies,
+        loss: Callable[..., Tensor],
+    ) -> None:
+        self._number, self._shared, self._copies, self._loss = number, shared, copies, loss
+        self.layout, self.initial, self.vector, self.gradient = shared.layout, shared.initial, vector, gradient
+        self._trainable = [
+            (parameter, entry.view(vector), entry.view(gradient))
+            for (parameter, _, _), entry in zip(shared._trainable, shared.layout.entries, strict=False)
+        ]
+        self._counters, self._places, self._storage = {}, shared._places, shared._storage
+        self._draws, self._generators = copies.draws, generators_of(vector.device)
+
+    def __getattr__(self, name: str) -> Any:
+        shared = self.__dict__["_shared"]
+        shared.vector.copy_(self.vector)
+        return getattr(shared, name)
+
+    def differentiate(
+        self, x: Tensor, y: Tensor, objective: Objective, lr: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        module = self._shared.module
+        plain = objective.extra is None and objective.loss == self._loss and y.dim() == 1
+        if not plain or not module.training:
+            return super().differentiate(x, y, objective, lr)
+        noise = self._copies.draw(len(x), x) if self._draws else []
+        states = [generator.get_state() for generator in self._generators] if self._draws else []
+        hub = cast(greenlet, getcurrent().parent)
+        found: tuple[Tensor, Tensor] = hub.switch(_Request(self._number, x, y, noise, lr))
+        if not module.training:  # another client has evaluated
+            module.train()
+        for generator, state in zip(self._generators, states, strict=False):  # others have drawn from it
+            generator.set_state(state)
+        return found
