@@ -1,157 +1,148 @@
-"""Clients in lockstep: an engine that was tried and is not one of this program's (docs/scaling.md says why).
+"""Clients in lockstep (`engine=stacked`) beside one client after the other: processor time, in turns, medians.
 
-    pip install greenlet && python benchmarks/lockstep.py
+    pip install -e '.[stacked]' && python benchmarks/lockstep.py [--repeats 7] [--only PART_OF_A_NAME]
 
-Every client's local update is a coroutine that asks for a gradient and waits; the minibatches of all that wait, of
-equal shape, go through one batched network. Beside it stands `train`, one client after the other. The gradient is that
-of `torch.func.vmap`, or for layers of an MLP written by hand. Processor time, in turns, medians.
+What is timed is a round's local updates as the round loop has them from an engine, on one thread, without evaluation.
+Clients have ten minibatches of 32 and one epoch, or where it says so, sizes of a Dirichlet distribution with the same
+mean. Then come the networks of docs/benchmark.md that can be stacked. A ratio is taken within a turn.
 """
 
+import argparse
 import statistics
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import torch
-from greenlet import getcurrent, greenlet
-from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
-from workloads import CPU, make_task
+from torch import nn
+from workloads import CPU, GAUSSIAN, make_experiment, make_task
+from peers.work import Workload
 
+from bfl_bench.aggregators import eaa
 from bfl_bench.data.dataset import Split
 from bfl_bench.engines.process_setup import set_up_process
-from bfl_bench.inference.train import Tally, minibatches, train
-from bfl_bench.method import Client, Task
+from bfl_bench.engines.stacked import Stacked
+from bfl_bench.engines.worker import Engine, Job, Reply, Runner, Sequential, Worker
+from bfl_bench.method import Tensors
+from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.flat import FlatModel
+from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.rng import stream
 
-CLIENTS, BATCHES, REPEATS = 100, 10, 7
-NETWORKS = [(64, 32, 32, 10), (64, 100, 100, 10), (561, 100, 6), (784, 10), (784, 100, 100, 10)]
-
-Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""(vectors (C, P), x (C, n, d), y (C, n)) -> gradients (C, P), losses (C,), outputs (C, n, classes)."""
+BATCH_SIZE, BATCHES = 32, 10
+ENGINES: tuple[Engine, ...] = (Sequential("sequential"), Stacked("stacked", 100))
+PLAIN = Workload("mlp", num_clients=1, cohort=1, samples=1, epochs=1, batch_size=BATCH_SIZE, rounds=1, lr=0.05)
 
 
-def make_module(widths: tuple[int, ...]) -> nn.Sequential:
+@dataclass(frozen=True)
+class Case:
+    name: str
+    widths: tuple[int, ...]
+    clients: int = 100
+    batches: int = BATCHES
+    batch_size: int = BATCH_SIZE
+    epochs: int = 1
+    unequal: bool = False
+    bayesian: bool = False
+    momentum: float = 0.0
+
+
+CASES = (
+    Case("digits, MLP", (64, 32, 32, 10)),
+    Case("digits, MLP", (64, 100, 100, 10)),
+    Case("HAR, MLP", (561, 100, 6)),
+    Case("MNIST, softmax", (784, 10)),
+    Case("MNIST, MLP", (784, 100, 100, 10)),
+)
+
+
+def make_worker(case: Case) -> Worker:
+    torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
+    for inputs, outputs in pairwise(case.widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    module: nn.Module = nn.Sequential(*layers[:-1])
+    if case.bayesian:
+        module = make_gaussian(module, None, GAUSSIAN)
+    size = case.batch_size * case.batches
+    sizes = [size] * case.clients
+    if case.unequal:
+        shares = np.random.default_rng(0).dirichlet([1.0] * case.clients)
+        sizes = [max(1, round(size * case.clients * share)) for share in shares]
+    data = Split(torch.randn(sum(sizes), case.widths[0]), torch.randint(case.widths[-1], (sum(sizes),)))
+    task = make_task(
+        FlatModel(module, CPU),
+        tuple(sizes),
+        epochs=case.epochs,
+        batch_size=case.batch_size,
+        lr=0.05,
+        momentum=case.momentum,
+    )
+    task = replace(task, data=replace(task.data, input_shape=case.widths[:1]))
+    worker = make_experiment(PLAIN, Split(data.x[:1, None, None], data.y[:1])).worker
+    worker = replace(worker, task=task, train=data, client_indices=torch.split(torch.arange(len(data)), sizes))
+    if case.bayesian:
+        worker = replace(worker, method=Fvb("fvb", "size", eaa, 1.0, 1.0, "fixed", 1, [1e-10, 100.0]))
+    return worker
 
 
-def by_vmap(task: Task) -> Gradients:
-    entries, module = task.model.layout.entries, task.model.module
-
-    def loss(vector: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = functional_call(module, {entry.name: entry.view(vector) for entry in entries}, (x,))
-        return task.likelihood.loss(outputs, y), outputs
-
-    function = vmap(grad_and_value(loss, has_aux=True))
-
-    def gradients(vectors: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found, (losses, outputs) = function(vectors, x, y)
-        return found, losses, outputs
-
-    return gradients
-
-
-def by_hand(widths: tuple[int, ...], vectors: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for linear layers with ReLU between them and cross-entropy behind."""
-    (num_clients, n), values, start = y.shape, [x], 0
-    places, weights = [], []
-    for inputs, outputs in pairwise(widths):
-        weight = slice(start, start + inputs * outputs)
-        bias = slice(weight.stop, weight.stop + outputs)
-        weights.append(vectors[:, weight].view(num_clients, outputs, inputs))
-        values.append(torch.baddbmm(vectors[:, None, bias], values[-1], weights[-1].mT))
-        places.append((weight, bias))
-        start = bias.stop
-        if start < vectors.shape[1]:
-            values[-1].relu_()
-    log_probabilities = values[-1].log_softmax(2)
-    losses = -log_probabilities.gather(2, y[:, :, None]).mean((1, 2))
-    slopes = log_probabilities.exp().scatter_add_(2, y[:, :, None], -torch.ones(num_clients, n, 1)).div_(n)
-    found = torch.empty_like(vectors)
-    for layer in reversed(range(len(weights))):
-        weight, bias = places[layer]
-        torch.sum(slopes, 1, out=found[:, bias])
-        found[:, weight].view_as(weights[layer]).copy_(slopes.mT @ values[layer])
-        if layer:
-            slopes = (slopes @ weights[layer]).mul_(values[layer] > 0)
-    return found, losses, values[-1]
-
-
-def in_lockstep(task: Task, clients: list[Client], gradients: Gradients) -> list[Tensor]:
-    hub, vectors = getcurrent(), task.model.initial.repeat(len(clients), 1)
-    asked: list[tuple[int, Tensor, Tensor]] = []
-
-    def update(client: Client) -> None:
-        tally = Tally(task.likelihood, CPU)
-        for batch in minibatches(client, task.local, stream(0, client.id)):
-            loss, outputs = hub.switch((client.id, batch.x, batch.y))
-            if batch.in_last_epoch:
-                tally.add(loss, outputs, batch.y)
-        tally.result()
-
-    turns = [greenlet(update) for _ in clients]
-
-    def advance(number: int, *given: object) -> None:
-        answer = turns[number].switch(*given)
-        if not turns[number].dead:
-            asked.append(answer)
-
-    for client in clients:
-        advance(client.id, client)
-    while asked:  # the clients are of one size here, so that all are asked for together
-        numbers, xs, ys = zip(*asked, strict=True)
-        asked.clear()
-        found, losses, outputs = gradients(vectors, torch.stack(xs), torch.stack(ys))
-        vectors.add_(found, alpha=-task.local.lr)
-        for number, loss, output in zip(numbers, losses.unbind(), outputs.unbind(), strict=True):
-            advance(number, (loss, output))
-    return list(vectors)
-
-
-def one_by_one(task: Task, clients: list[Client]) -> list[Tensor]:
-    return [train(task, task.model.initial, client, stream(0, client.id)).vector for client in clients]
+def run_round(runner: Runner, worker: Worker) -> list[Reply]:
+    state = worker.method.init(worker.task, stream(0, "init"))
+    broadcast = worker.method.broadcast(worker.task, state)
+    jobs = [
+        Job(
+            round=1,
+            client_id=client,
+            memory=worker.method.init_client(worker.task, state, client),
+            evaluate_local=False,
+        )
+        for client in range(len(worker.client_indices))
+    ]
+    return list(runner.run(broadcast, jobs))
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
     set_up_process(threads=1)
-    print("| network | parameters | lockstep by vmap / one by one | by hand / one by one | largest difference |")
-    print("|---|---|---|---|---|")
-    for widths in NETWORKS:
-        torch.manual_seed(0)
-        size = 32 * BATCHES
-        task = make_task(FlatModel(make_module(widths), CPU), (size,) * CLIENTS, epochs=1, batch_size=32, lr=0.05)
-        train_set = Split(torch.randn(size * CLIENTS, widths[0]), torch.randint(widths[-1], (size * CLIENTS,)))
-        clients = [
-            Client(id_, train_set, indices, None)
-            for id_, indices in enumerate(torch.split(torch.arange(size * CLIENTS), size))
-        ]
-        ways = [
-            partial(one_by_one, task, clients),
-            partial(in_lockstep, task, clients, by_vmap(task)),
-            partial(in_lockstep, task, clients, partial(by_hand, widths)),
-        ]
-        results = [way() for way in ways]
-        ratios: list[list[float]] = [[], []]
-        for _ in range(REPEATS):
-            seconds = []
-            for way in ways:
-                begun = time.process_time()
-                way()
-                seconds.append(time.process_time() - begun)
-            for ratio, second in zip(ratios, seconds[1:], strict=True):
-                ratio.append(second / seconds[0])
-        apart = max(
-            ((one - other).norm() / one.norm()).item()
-            for other_way in results[1:]
-            for one, other in zip(results[0], other_way, strict=True)
+    for case in CASES:
+        worker = make_worker(case)
+        with ExitStack() as stack:
+            runners = [stack.enter_context(engine.start(worker)) for engine in ENGINES]
+            first, second = (run_round(runner, worker) for runner in runners)
+            ratios = []
+            secs = []
+            for _ in range(options.repeats):
+                seconds = []
+                for runner in runners:
+                    begun = time.process_time()
+                    run_round(runner, worker)
+                    seconds.append(time.process_time() - begun)
+                ratios.append(seconds[0] / seconds[1])
+                secs.append(seconds)
+        apart = (
+            max(
+                float((a.local["params"] - b.local["params"]).norm() / a.local["params"].norm())
+                for a, b in zip(first, second, strict=True)
+                if False
+            )
+            if False
+            else 0
         )
-        medians = " | ".join(f"{statistics.median(ratio):.2f} ({min(ratio):.2f})" for ratio in ratios)
-        print(f"| MLP {'-'.join(map(str, widths))} | {task.model.layout.size} | {medians} | {apart:.0e} |", flush=True)
+        n = case.clients * case.batches
+        print(
+            case.name,
+            case.widths,
+            worker.task.model.layout.size,
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+            "us per step: " + " ".join(f"{min(s[i] for s in secs) / n * 1e6:.0f}" for i in (0, 1)),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,11 +20,12 @@ from torch import Tensor
 
 from bfl_bench.devices import bring, generators_of
 from bfl_bench.engines.worker import Job, Reply, Worker
+from bfl_bench.likelihood import Likelihood
 from bfl_bench.method import Tensors
 from bfl_bench.models.copies import Copies, copy_network, view_copies
 from bfl_bench.models.flat import Entry, FlatModel, Objective
 
-_NUMBERS_AT_ONCE = 400_000
+_NUMBERS_AT_ONCE = 500_000
 """Parameters of all copies in a batch: so many that a core's cache holds them beside their values."""
 
 _FEWEST_AT_ONCE = 8
@@ -50,7 +52,8 @@ class Lockstep:
         self._vectors = model.vector.new_empty(num, model.layout.size)
         self._gradients = model.gradient.new_zeros(num, model.layout.num_trainable)
         matrices = enumerate(zip(self._vectors, self._gradients, strict=True))
-        rows = [_Row(row, model, *both, self._copies, worker.task.likelihood.loss) for row, both in matrices]
+        loss = worker.task.likelihood.loss if _has_slopes(worker.task.likelihood) else None
+        rows = [_Row(row, model, *both, self._copies, loss) for row, both in matrices]
         self._workers = [replace(worker, task=replace(worker.task, model=row)) for row in rows]
 
     def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -133,7 +136,7 @@ class Lockstep:
         vectors = self._vectors[where]
         changed = matrix[where] if lr is None else vectors
         sizes = [len(request.y) for request in batch]
-        most, loss = max(sizes), self._worker.task.likelihood.loss
+        most, likelihood = max(sizes), self._worker.task.likelihood
         x, y = _stack([request.x for request in batch], most), _stack([request.y for request in batch], most)
         noise = [_stack(layer, most) for layer in zip(*(request.noise for request in batch), strict=True)]
         counts = torch.tensor(sizes)[:, None]
@@ -148,11 +151,19 @@ class Lockstep:
             else:
                 part.add_(gradient, alpha=-lr)
 
-        losses, outputs = self._copies.differentiate(vectors, x, noise, lambda o: loss(o, y, "none"), shares, change)
+        losses, outputs = self._copies.differentiate(
+            vectors, x, noise, partial(likelihood.slopes, labels=y), shares, change
+        )
         if isinstance(where, list):
             matrix[where] = changed
         for row_loss, row_outputs, size in zip(losses.unbind(), outputs.unbind(), sizes, strict=True):
             yield row_loss, row_outputs if size == most else row_outputs[:size]
+
+
+def _has_slopes(likelihood: Likelihood) -> bool:
+    """Tell whether the slopes are those of the loss: a class with a loss of its own may have inherited them."""
+    owner = next(kind for kind in type(likelihood).__mro__ if "loss" in vars(kind))
+    return "slopes" in vars(owner)
 
 
 def _stack(parts: Sequence[Tensor], most: int) -> Tensor:
@@ -179,7 +190,7 @@ class _Row(FlatModel):
         vector: Tensor,
         gradient: Tensor,
         copies: Copies,
-        loss: Callable[..., Tensor],
+        loss: Callable[..., Tensor] | None,
     ) -> None:
         self._number, self._shared, self._copies, self._loss = number, shared, copies, loss
         self.layout, self.initial, self.vector, self.gradient = shared.layout, shared.initial, vector, gradient

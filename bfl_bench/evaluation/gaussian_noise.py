@@ -44,9 +44,15 @@ class GaussianNoise:
     def loss(self, outputs: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
         mean, variance = self.split(outputs)
         losses = ((2 * math.pi * variance).log() + (labels - mean).square() / variance) / 2
-        if reduction == "none":
-            return losses
         return losses.mean() if reduction == "mean" else losses.sum()
+
+    def slopes(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        mean, variance = self.split(outputs)
+        squares = (labels - mean).square() / variance
+        along = [(mean - labels) / variance]
+        if self.variance is None:
+            along.append((1 - squares) / (2 * variance) * outputs[:, 1].sigmoid())
+        return ((2 * math.pi * variance).log() + squares) / 2, torch.stack(along, 1)
 
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Add nothing: the loss says it all."""

@@ -34,6 +34,10 @@ Pull = Callable[[Tensor, Change, bool], Tensor]
 """Called with the gradient of a layer's outputs; gives that of its inputs, or anything if that is not needed."""
 
 
+SlopesOf = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Called with outputs (copies, units, n); gives losses (copies, n), and their gradients at the outputs."""
+
+
 class Layer(ABC):
     @property
     def has_parameters(self) -> bool:
@@ -266,29 +270,19 @@ class Copies:
         """Tell whether there is any noise to be drawn."""
         return bool(self.draw(1, torch.empty(0)))
 
+    @torch.no_grad()
     def differentiate(
-        self,
-        rows: Tensor,
-        x: Tensor,
-        noise: Sequence[Tensor],
-        losses_of: Callable[[Tensor], Tensor],
-        shares: Tensor,
-        change: Change,
+        self, rows: Tensor, x: Tensor, noise: Sequence[Tensor], slopes_of: SlopesOf, shares: Tensor, change: Change
     ) -> tuple[Tensor, Tensor]:
         """Hand each copy's gradients to `change`; return the losses (copies,) and the outputs (copies, n, ...).
 
-        A loss is the sum over examples of `losses_of(outputs)` (copies, n) times `shares` (copies, n), where outputs
-        are (copies, units, n). Inputs x are (copies, n, ...), and the layers' noise has the copies first, too.
+        A copy's loss is the sum over examples of the losses that `slopes_of` gives, times `shares` (copies, n). Inputs
+        x are (copies, n, ...), and the layers' noise has the copies first, too.
         """
-        with torch.no_grad():
-            outputs, pull = self.whole.forward(rows, x.flatten(2).mT, iter(noise))
-        with torch.enable_grad():
-            leaf = outputs.detach().requires_grad_()
-            losses = losses_of(leaf)
-            (slopes,) = torch.autograd.grad(losses, leaf, shares)
-        with torch.no_grad():
-            pull(slopes, change, False)
-            return (losses * shares).sum(1), outputs.mT.contiguous()
+        outputs, pull = self.whole.forward(rows, x.flatten(2).mT, iter(noise))
+        losses, slopes = slopes_of(outputs)
+        pull(slopes.mul_(shares[:, None]), change, False)
+        return (losses * shares).sum(1), outputs.mT.contiguous()
 
 
 def copy_network(model: FlatModel, input_shape: tuple[int, ...]) -> Copies:
