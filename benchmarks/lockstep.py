@@ -10,23 +10,21 @@ mean. Then come the networks of docs/benchmark.md that can be stacked. A ratio i
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import torch
+from peers.work import Workload
 from torch import nn
 from workloads import CPU, GAUSSIAN, make_experiment, make_task
-from peers.work import Workload
 
 from bfl_bench.aggregators import eaa
 from bfl_bench.data.dataset import Split
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.stacked import Stacked
 from bfl_bench.engines.worker import Engine, Job, Reply, Runner, Sequential, Worker
-from bfl_bench.method import Tensors
 from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.models.gaussian import make_gaussian
