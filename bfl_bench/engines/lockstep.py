@@ -10,9 +10,9 @@ they share, which gets the client's parameters for it.
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from greenlet import getcurrent, greenlet
@@ -25,15 +25,14 @@ from bfl_bench.method import Tensors
 from bfl_bench.models.copies import Copies, copy_network, view_copies
 from bfl_bench.models.flat import Entry, FlatModel, Objective
 
-_NUMBERS_AT_ONCE = 500_000
-"""Parameters of all copies in a batch: so many that a core's cache holds them beside their values."""
+NUMBERS_IN_STEP = 500_000
+"""Parameters of all clients that go in step: so many that a core's cache holds them beside their values."""
 
-_FEWEST_AT_ONCE = 8
-"""Copies, of larger networks."""
+FEWEST_IN_STEP = 8
+"""Clients, of larger networks."""
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(NamedTuple):
     """A minibatch of which a client asks for the gradient or, with a learning rate, for a step."""
 
     row: int
@@ -44,11 +43,12 @@ class _Request:
 
 
 class Lockstep:
-    def __init__(self, worker: Worker, num: int) -> None:
+    def __init__(self, worker: Worker, num_jobs: int) -> None:
         model = worker.task.model
-        num = min(num, len(worker.client_indices))
         self._worker, self._layout, self._device = worker, model.layout, model.vector.device
+        self._num_jobs = num_jobs
         self._copies = copy_network(model, worker.task.data.input_shape)
+        num = min(num_jobs, len(worker.client_indices), max(FEWEST_IN_STEP, NUMBERS_IN_STEP // model.layout.size))
         self._vectors = model.vector.new_empty(num, model.layout.size)
         self._gradients = model.gradient.new_zeros(num, model.layout.num_trainable)
         matrices = enumerate(zip(self._vectors, self._gradients, strict=True))
@@ -57,31 +57,37 @@ class Lockstep:
         self._workers = [replace(worker, task=replace(worker.task, model=row)) for row in rows]
 
     def run(self, broadcast: Tensors, jobs: Iterable[Job]) -> Iterator[Reply]:
-        """Take at most as many jobs at a time as there are rows."""
+        """Take several jobs at a time, and of these so many together as there are rows, the largest clients first.
+
+        So those that go in step have about as many steps. Replies wait until all of these jobs are done.
+        """
         jobs = iter(jobs)
-        while part := list(itertools.islice(jobs, len(self._workers))):
-            for outcome in self._run_together(broadcast, part):
+        while part := list(itertools.islice(jobs, self._num_jobs)):
+            outcomes: dict[int, Reply | Exception] = {}
+            by_size = sorted(part, key=lambda job: -len(self._worker.client_indices[job.client_id]))
+            for start in range(0, len(part), len(self._workers)):
+                outcomes |= self._run_together(broadcast, by_size[start : start + len(self._workers)])
+            for job in part:
+                outcome = outcomes.pop(job.client_id)
                 if isinstance(outcome, Exception):  # in order: the first client that fails is the one that is named
                     raise outcome
                 yield outcome
 
-    def _run_together(self, broadcast: Tensors, jobs: Sequence[Job]) -> list[Reply | Exception]:
+    def _run_together(self, broadcast: Tensors, jobs: Sequence[Job]) -> dict[int, Reply | Exception]:
         """Run each job until it asks for a step, answer all that ask, and so on until all are done.
 
-        The largest clients come first: when others are done, the rows of those that go on lie side by side.
+        As the largest clients come first, the rows of those that go on when others are done lie side by side.
         """
         outcomes: dict[int, Reply | Exception] = {}
-        sizes = [len(self._worker.client_indices[job.client_id]) for job in jobs]
-        places = sorted(range(len(jobs)), key=lambda place: -sizes[place])
         seconds = [0.0] * len(jobs)
         waiting: list[_Request] = []
 
         def take_turn(row: int) -> None:
-            place = places[row]
+            job = jobs[row]
             try:
-                outcomes[place] = self._workers[row].run(broadcast, jobs[place])
+                outcomes[job.client_id] = self._workers[row].run(broadcast, job)
             except Exception as error:
-                outcomes[place] = error
+                outcomes[job.client_id] = error
 
         turns = [greenlet(take_turn) for _ in jobs]
 
@@ -113,22 +119,19 @@ class Lockstep:
                     turn.throw()
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
-        for row, place in enumerate(places):
-            if isinstance(outcome := outcomes[place], Reply):
-                outcomes[place] = replace(outcome, train_seconds=seconds[row] - outcome.evaluation_seconds)
-        return [outcomes[place] for place in range(len(jobs))]
+        for job, spent in zip(jobs, seconds, strict=True):
+            if isinstance(outcome := outcomes[job.client_id], Reply):
+                outcomes[job.client_id] = replace(outcome, train_seconds=spent - outcome.evaluation_seconds)
+        return outcomes
 
-    def _batches(self, requests: Sequence[_Request]) -> Iterator[list[_Request]]:
+    def _batches(self, requests: Sequence[_Request]) -> Iterable[list[_Request]]:
         """Put together what can be computed together, in the order of rows."""
-        groups: dict[Any, list[_Request]] = {}
+        batches: dict[Any, list[_Request]] = {}
         for request in sorted(requests, key=lambda request: request.row):
-            groups.setdefault((request.lr, request.x.shape[1:]), []).append(request)
-        num = max(_FEWEST_AT_ONCE, _NUMBERS_AT_ONCE // self._layout.size)
-        for group in groups.values():
-            for start in range(0, len(group), num):
-                yield group[start : start + num]
+            batches.setdefault((request.lr, request.x.shape[1:]), []).append(request)
+        return batches.values()
 
-    def _answer(self, batch: Sequence[_Request]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _answer(self, batch: Sequence[_Request]) -> list[tuple[Tensor, Tensor]]:
         """Take the steps, or leave the gradients in the clients' rows; give each client its loss and outputs."""
         rows, lr = [request.row for request in batch], batch[0].lr
         matrix = self._gradients if lr is None else self._vectors
@@ -156,8 +159,8 @@ class Lockstep:
         )
         if isinstance(where, list):
             matrix[where] = changed
-        for row_loss, row_outputs, size in zip(losses.unbind(), outputs.unbind(), sizes, strict=True):
-            yield row_loss, row_outputs if size == most else row_outputs[:size]
+        each = zip(losses.unbind(), outputs.unbind(), sizes, strict=True)
+        return [(own, values if size == most else values[:size]) for own, values, size in each]
 
 
 def _has_slopes(likelihood: Likelihood) -> bool:
