@@ -1,6 +1,6 @@
 """Clients in lockstep (`engine=stacked`) beside one client after the other: processor time, in turns, medians.
 
-    pip install -e '.[stacked]' && python benchmarks/lockstep.py [--repeats 7] [--only PART_OF_A_NAME]
+    pip install -e '.[stacked]' && python benchmarks/lockstep.py [--repeats 7] [--only PART_OF_A_ROW]
 
 What is timed is what the round loop asks of an engine in a round, the local updates of 100 clients, on one thread and
 without evaluation. Clients have ten minibatches of 32 and take one epoch of plain SGD, or as it says. With unequal
@@ -113,7 +113,8 @@ def main() -> None:
     print("| network | parameters | clients | sequential / stacked (minimum, maximum) | largest distance |")
     print("|---|---|---|---|---|")
     for case in CASES:
-        if options.only not in case.name:
+        shape = "-".join(map(str, case.widths))
+        if options.only not in f"{case.name}, {shape}":
             continue
         worker, ratios = make_worker(case), list[float]()
         with ExitStack() as stack:
@@ -127,7 +128,6 @@ def main() -> None:
                     seconds.append(time.process_time() - begun)
                 ratios.append(seconds[0] / seconds[1])
         numbers = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})"
-        shape = "-".join(map(str, case.widths))
         size = worker.task.model.layout.size
         print(f"| {case.name}, {shape} | {size} | {case.clients} | {numbers} | {apart:.0e} |", flush=True)
 
