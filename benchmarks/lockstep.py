@@ -1,157 +1,135 @@
-"""Clients in lockstep: an engine that was tried and is not one of this program's (docs/scaling.md says why).
+"""Clients in lockstep (`engine=stacked`) beside one client after the other: processor time, in turns, medians.
 
-    pip install greenlet && python benchmarks/lockstep.py
+    pip install -e '.[stacked]' && python benchmarks/lockstep.py [--repeats 7] [--only PART_OF_A_ROW]
 
-Every client's local update is a coroutine that asks for a gradient and waits; the minibatches of all that wait, of
-equal shape, go through one batched network. Beside it stands `train`, one client after the other. The gradient is that
-of `torch.func.vmap`, or for layers of an MLP written by hand. Processor time, in turns, medians.
+What is timed is what the round loop asks of an engine in a round, the local updates of 100 clients, on one thread and
+without evaluation. Clients have ten minibatches of 32 and take one epoch of plain SGD, or as it says. With unequal
+sizes these are shares of as many examples from a Dirichlet distribution with concentration 1. A ratio, of sequential to
+stacked, is taken within a turn; in the last column stands the largest distance of a client's message from sequential's.
 """
 
+import argparse
 import statistics
 import time
-from collections.abc import Callable
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import torch
-from greenlet import getcurrent, greenlet
-from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
-from workloads import CPU, make_task
+from peers.work import Workload
+from torch import nn
+from workloads import CPU, GAUSSIAN, make_experiment, make_task
 
+from bfl_bench.aggregators import eaa
 from bfl_bench.data.dataset import Split
 from bfl_bench.engines.process_setup import set_up_process
-from bfl_bench.inference.train import Tally, minibatches, train
-from bfl_bench.method import Client, Task
+from bfl_bench.engines.stacked import Stacked
+from bfl_bench.engines.worker import Engine, Job, Reply, Runner, Sequential, Worker
+from bfl_bench.methods.fvb import Fvb
 from bfl_bench.models.flat import FlatModel
+from bfl_bench.models.gaussian import make_gaussian
 from bfl_bench.rng import stream
 
-CLIENTS, BATCHES, REPEATS = 100, 10, 7
-NETWORKS = [(64, 32, 32, 10), (64, 100, 100, 10), (561, 100, 6), (784, 10), (784, 100, 100, 10)]
-
-Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""(vectors (C, P), x (C, n, d), y (C, n)) -> gradients (C, P), losses (C,), outputs (C, n, classes)."""
+ENGINES: tuple[Engine, ...] = (Sequential("sequential"), Stacked("stacked", 100))
+SMALLEST = Workload("mlp", num_clients=1, cohort=1, samples=1, epochs=1, batch_size=1, rounds=1, lr=0.05, side=1)
 
 
-def make_module(widths: tuple[int, ...]) -> nn.Sequential:
+@dataclass(frozen=True)
+class Case:
+    name: str
+    widths: tuple[int, ...]
+    clients: int = 100
+    samples: int = 320
+    epochs: int = 1
+    momentum: float = 0.0
+    unequal: bool = False
+    gaussian: bool = False
+
+
+DIGITS, LARGER, HAR = (64, 32, 32, 10), (64, 100, 100, 10), (561, 100, 6)
+CASES = (
+    Case("digits", DIGITS),
+    Case("digits", LARGER),
+    Case("HAR", HAR),
+    Case("MNIST", (784, 10)),
+    Case("MNIST", (784, 100, 100, 10)),
+    Case("digits, 5 epochs", DIGITS, epochs=5),
+    Case("digits, unequal sizes", DIGITS, unequal=True),
+    Case("digits, unequal sizes", LARGER, unequal=True),
+    Case("digits, momentum", DIGITS, momentum=0.9),
+    Case("digits, fvb", DIGITS, gaussian=True),
+    Case("digits, fvb", LARGER, gaussian=True),
+    Case("A of benchmark.md", (784, 200, 200, 10), clients=10, samples=600, epochs=5),
+    Case("B of benchmark.md", (784, 200, 200, 10), clients=50, samples=60),
+    Case("`many` of benchmark.md", (64, 32, 32, 10), samples=20, epochs=2),
+)
+
+
+def make_worker(case: Case) -> Worker:
+    torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
+    for inputs, outputs in pairwise(case.widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    module: nn.Module = nn.Sequential(*layers[:-1])
+    if case.gaussian:
+        module = make_gaussian(module, None, GAUSSIAN)
+    sizes = [case.samples] * case.clients
+    if case.unequal:
+        shares = np.random.default_rng(0).dirichlet([1.0] * case.clients)
+        sizes = [max(1, round(case.samples * case.clients * share)) for share in shares]
+    data = Split(torch.randn(sum(sizes), case.widths[0]), torch.randint(case.widths[-1], (sum(sizes),)))
+    local = {"epochs": case.epochs, "batch_size": 32, "lr": 0.05, "momentum": case.momentum}
+    task = make_task(FlatModel(module, CPU), tuple(sizes), **local)
+    task = replace(task, data=replace(task.data, input_shape=case.widths[:1]))
+    worker: Worker = make_experiment(SMALLEST, Split(data.x[:1, None, None, :1], data.y[:1])).worker
+    indices = torch.split(torch.arange(len(data)), sizes)
+    worker = replace(worker, task=task, train=data, client_indices=indices)
+    if case.gaussian:
+        worker = replace(worker, method=Fvb("fvb", "size", eaa, 1.0, 1.0, "fixed", 1, [1e-10, 100.0]))
+    return worker
 
 
-def by_vmap(task: Task) -> Gradients:
-    entries, module = task.model.layout.entries, task.model.module
-
-    def loss(vector: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = functional_call(module, {entry.name: entry.view(vector) for entry in entries}, (x,))
-        return task.likelihood.loss(outputs, y), outputs
-
-    function = vmap(grad_and_value(loss, has_aux=True))
-
-    def gradients(vectors: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found, (losses, outputs) = function(vectors, x, y)
-        return found, losses, outputs
-
-    return gradients
+def run_round(runner: Runner, worker: Worker) -> list[Reply]:
+    state = worker.method.init(worker.task, stream(0, "init"))
+    broadcast = worker.method.broadcast(worker.task, state)
+    clients = range(len(worker.client_indices))
+    return list(
+        runner.run(broadcast, [Job(round=1, client_id=id_, memory={}, evaluate_local=False) for id_ in clients])
+    )
 
 
-def by_hand(widths: tuple[int, ...], vectors: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for linear layers with ReLU between them and cross-entropy behind."""
-    (num_clients, n), values, start = y.shape, [x], 0
-    places, weights = [], []
-    for inputs, outputs in pairwise(widths):
-        weight = slice(start, start + inputs * outputs)
-        bias = slice(weight.stop, weight.stop + outputs)
-        weights.append(vectors[:, weight].view(num_clients, outputs, inputs))
-        values.append(torch.baddbmm(vectors[:, None, bias], values[-1], weights[-1].mT))
-        places.append((weight, bias))
-        start = bias.stop
-        if start < vectors.shape[1]:
-            values[-1].relu_()
-    log_probabilities = values[-1].log_softmax(2)
-    losses = -log_probabilities.gather(2, y[:, :, None]).mean((1, 2))
-    slopes = log_probabilities.exp().scatter_add_(2, y[:, :, None], -torch.ones(num_clients, n, 1)).div_(n)
-    found = torch.empty_like(vectors)
-    for layer in reversed(range(len(weights))):
-        weight, bias = places[layer]
-        torch.sum(slopes, 1, out=found[:, bias])
-        found[:, weight].view_as(weights[layer]).copy_(slopes.mT @ values[layer])
-        if layer:
-            slopes = (slopes @ weights[layer]).mul_(values[layer] > 0)
-    return found, losses, values[-1]
-
-
-def in_lockstep(task: Task, clients: list[Client], gradients: Gradients) -> list[Tensor]:
-    hub, vectors = getcurrent(), task.model.initial.repeat(len(clients), 1)
-    asked: list[tuple[int, Tensor, Tensor]] = []
-
-    def update(client: Client) -> None:
-        tally = Tally(task.likelihood, CPU)
-        for batch in minibatches(client, task.local, stream(0, client.id)):
-            loss, outputs = hub.switch((client.id, batch.x, batch.y))
-            if batch.in_last_epoch:
-                tally.add(loss, outputs, batch.y)
-        tally.result()
-
-    turns = [greenlet(update) for _ in clients]
-
-    def advance(number: int, *given: object) -> None:
-        answer = turns[number].switch(*given)
-        if not turns[number].dead:
-            asked.append(answer)
-
-    for client in clients:
-        advance(client.id, client)
-    while asked:  # the clients are of one size here, so that all are asked for together
-        numbers, xs, ys = zip(*asked, strict=True)
-        asked.clear()
-        found, losses, outputs = gradients(vectors, torch.stack(xs), torch.stack(ys))
-        vectors.add_(found, alpha=-task.local.lr)
-        for number, loss, output in zip(numbers, losses.unbind(), outputs.unbind(), strict=True):
-            advance(number, (loss, output))
-    return list(vectors)
-
-
-def one_by_one(task: Task, clients: list[Client]) -> list[Tensor]:
-    return [train(task, task.model.initial, client, stream(0, client.id)).vector for client in clients]
+def compare_messages(sequential: list[Reply], stacked: list[Reply]) -> float:
+    pairs = [(a.message["params"], b.message["params"]) for a, b in zip(sequential, stacked, strict=True)]
+    return max(float((a - b).norm() / a.norm()) for a, b in pairs)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
     set_up_process(threads=1)
-    print("| network | parameters | lockstep by vmap / one by one | by hand / one by one | largest difference |")
+    print("| network | parameters | clients | sequential / stacked (minimum, maximum) | largest distance |")
     print("|---|---|---|---|---|")
-    for widths in NETWORKS:
-        torch.manual_seed(0)
-        size = 32 * BATCHES
-        task = make_task(FlatModel(make_module(widths), CPU), (size,) * CLIENTS, epochs=1, batch_size=32, lr=0.05)
-        train_set = Split(torch.randn(size * CLIENTS, widths[0]), torch.randint(widths[-1], (size * CLIENTS,)))
-        clients = [
-            Client(id_, train_set, indices, None)
-            for id_, indices in enumerate(torch.split(torch.arange(size * CLIENTS), size))
-        ]
-        ways = [
-            partial(one_by_one, task, clients),
-            partial(in_lockstep, task, clients, by_vmap(task)),
-            partial(in_lockstep, task, clients, partial(by_hand, widths)),
-        ]
-        results = [way() for way in ways]
-        ratios: list[list[float]] = [[], []]
-        for _ in range(REPEATS):
-            seconds = []
-            for way in ways:
-                begun = time.process_time()
-                way()
-                seconds.append(time.process_time() - begun)
-            for ratio, second in zip(ratios, seconds[1:], strict=True):
-                ratio.append(second / seconds[0])
-        apart = max(
-            ((one - other).norm() / one.norm()).item()
-            for other_way in results[1:]
-            for one, other in zip(results[0], other_way, strict=True)
-        )
-        medians = " | ".join(f"{statistics.median(ratio):.2f} ({min(ratio):.2f})" for ratio in ratios)
-        print(f"| MLP {'-'.join(map(str, widths))} | {task.model.layout.size} | {medians} | {apart:.0e} |", flush=True)
+    for case in CASES:
+        shape = "-".join(map(str, case.widths))
+        if options.only not in f"{case.name}, {shape}":
+            continue
+        worker, ratios = make_worker(case), list[float]()
+        with ExitStack() as stack:
+            runners = [stack.enter_context(engine.start(worker)) for engine in ENGINES]
+            apart = compare_messages(*(run_round(runner, worker) for runner in runners))
+            for _ in range(options.repeats):
+                seconds = []
+                for runner in runners:
+                    begun = time.process_time()
+                    run_round(runner, worker)
+                    seconds.append(time.process_time() - begun)
+                ratios.append(seconds[0] / seconds[1])
+        numbers = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})"
+        size = worker.task.model.layout.size
+        print(f"| {case.name}, {shape} | {size} | {case.clients} | {numbers} | {apart:.0e} |", flush=True)
 
 
 if __name__ == "__main__":

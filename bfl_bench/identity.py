@@ -16,10 +16,14 @@ from typing import Any
 from bfl_bench import reading, records
 from bfl_bench.errors import DamagedError, RunError
 
-# Keys that cannot change a result; `inputs` counts in the place of the paths that it describes.
+# Keys that cannot change a result; `inputs` counts in the place of the paths that it describes, and of engines only
+# `INEXACT_ENGINES` do.
 WITHOUT_EFFECT = frozenset(
     "out data_dir engine observer force checkpoint dry_run hydra scale schema_version inputs".split()
 )
+
+INEXACT_ENGINES = frozenset({"Stacked"})
+"""Classes of engines whose results differ from those of the others, by rounding."""
 
 ADDED: dict[str, Any] = {
     "start_from": None,
@@ -158,6 +162,9 @@ def meaning(config: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = _normalise({key: value for key, value in config.items() if key not in WITHOUT_EFFECT})
     if config.get("data_dir") == records.STAND_IN:
         kept["data_dir"] = records.STAND_IN
+    engine = config.get("engine")
+    if isinstance(engine, dict) and _shorten(engine.get("_target_")) in INEXACT_ENGINES:
+        kept["engine"] = _normalise(engine)
     for key in RUNS:
         if isinstance(kept.get(key), str):
             kept[key] = Path(kept[key]).name or kept[key]

@@ -100,6 +100,10 @@ class Likelihood(Protocol):
         """Compute the negative log-likelihood, in nats: its mean over examples and positions, or their sum."""
         ...
 
+    def slopes(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss of every label (n, ...) by itself, (n, ...), and its gradient at the outputs (n, C, ...)."""
+        ...
+
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Sum up over examples and positions what training reports beside the loss, by name of its column."""
         ...
@@ -138,6 +142,12 @@ class Categorical:
 
     def loss(self, outputs: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
         return F.cross_entropy(outputs, labels, reduction=reduction)
+
+    def slopes(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        log_probabilities, labels = outputs.log_softmax(1), labels.unsqueeze(1)
+        losses = -log_probabilities.gather(1, labels).squeeze(1)
+        minus = log_probabilities.new_full((), -1.0).expand_as(labels)
+        return losses, log_probabilities.exp_().scatter_add_(1, labels, minus)
 
     def generalised_loss(self, outputs: Tensor, labels: Tensor, power: float) -> Tensor:
         """Compute the mean generalised cross-entropy (1 - p(label)^power) / power: 1 - p(label) at 1, the NLL near 0.

@@ -188,7 +188,7 @@ def _make_task(plan: Plan, dataset: Dataset, partition: Partition, server_data: 
         if plan.method.gaussian(task, state) is None:
             allowed = f"[]; method {plan.method.name} has private networks or a full covariance"
             raise ConfigError("eval.personalise", plan.eval.personalise, allowed)
-    plan.engine.check(plan.device)
+    plan.engine.check(task)
     _try_out(plan, task, dataset)
     linearised = "linearised" in (plan.eval.predictive, *plan.eval.also_predict)
     for method in (plan.method, *plan.alternatives.values()):

@@ -22,7 +22,7 @@ from bfl_bench.engines.pool import Peer, Pool, WorkerDiedError, answer
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import Job, Reply, Runner, Worker
 from bfl_bench.errors import ConfigError
-from bfl_bench.method import Tensors
+from bfl_bench.method import Task, Tensors
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Processes:
     name: str
     workers: Annotated[int, AtLeast(1)]
 
-    def check(self, device: torch.device) -> None:
-        if device.type != "cpu":
+    def check(self, task: Task) -> None:
+        if task.model.vector.device.type != "cpu":
             raise ConfigError("engine", self.name, "sequential on a GPU")
 
     @contextmanager

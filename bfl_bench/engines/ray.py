@@ -25,7 +25,7 @@ from bfl_bench.engines.pool import Peer, Pool, WorkerDiedError, answer
 from bfl_bench.engines.process_setup import set_up_process
 from bfl_bench.engines.worker import Job, Reply, Runner, Worker
 from bfl_bench.errors import ConfigError, RunError
-from bfl_bench.method import Tensors
+from bfl_bench.method import Task, Tensors
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Ray:
             allowed = "sequential or processes; ray has to be installed first: pip install -e '.[ray]'"
             raise ConfigError("", self.name, allowed) from None
 
-    def check(self, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
+    def check(self, task: Task) -> None:
+        on_cpu = task.model.vector.device.type == "cpu"
         if on_cpu != (self.gpus_per_worker == 0):
             allowed = "0, as the device is the CPU" if on_cpu else "above 0, as the device is a GPU"
             raise ConfigError("engine.gpus_per_worker", self.gpus_per_worker, allowed)

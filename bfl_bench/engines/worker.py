@@ -232,8 +232,8 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    def check(self, device: torch.device) -> None:
-        """Refuse a device with a `ConfigError`, before anything is trained or written."""
+    def check(self, task: Task) -> None:
+        """Refuse a device or a network with a `ConfigError`, before anything is trained or written."""
         ...
 
     def start(self, worker: Worker) -> AbstractContextManager[Runner]:
@@ -247,7 +247,7 @@ class Sequential:
 
     name: str
 
-    def check(self, device: torch.device) -> None:
+    def check(self, task: Task) -> None:
         return
 
     @contextmanager

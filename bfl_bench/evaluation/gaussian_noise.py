@@ -46,6 +46,14 @@ class GaussianNoise:
         losses = ((2 * math.pi * variance).log() + (labels - mean).square() / variance) / 2
         return losses.mean() if reduction == "mean" else losses.sum()
 
+    def slopes(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        mean, variance = self.split(outputs)
+        squares = (labels - mean).square() / variance
+        along = [(mean - labels) / variance]
+        if self.variance is None:
+            along.append((1 - squares) / (2 * variance) * outputs[:, 1].sigmoid())
+        return ((2 * math.pi * variance).log() + squares) / 2, torch.stack(along, 1)
+
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Add nothing: the loss says it all."""
         return {}

@@ -16,6 +16,7 @@ from bfl_bench.devices import bring
 from bfl_bench.likelihood import Likelihood
 from bfl_bench.meter import METER
 from bfl_bench.method import Client, LocalSettings, Task, Tensors
+from bfl_bench.models.flat import Objective
 from bfl_bench.rng import derive_seed, seeded_globally
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -169,7 +170,7 @@ def train(
         local = replace(local, epochs=math.ceil(steps / math.ceil(len(client) / local.batch_size)))
     most = min((limit for limit in (steps, task.max_steps) if limit is not None), default=None)
     optimizer = make_optimizer(local) if optimizer is None else optimizer
-    loss = task.likelihood.loss if loss is None else loss
+    objective = Objective(task.likelihood.loss if loss is None else loss, extra_loss)
     model.load(start)
     model.assert_views()
     if not model.module.training:  # it goes through all modules
@@ -182,19 +183,15 @@ def train(
     num_steps = 0
     x = y = outputs = value = parameters  # of the current minibatch
 
-    def objective() -> Tensor:
-        nonlocal outputs, value
-        outputs = model(x)
-        value = loss(outputs, y)
-        return value if extra_loss is None else value + extra_loss(x, y, outputs)
-
     def gradient(offset: Tensor | None) -> Tensor:
+        nonlocal outputs, value
+        found = model.gradient
         if offset is None:
-            found = model.backward(objective())
+            value, outputs = model.differentiate(x, y, objective)
         else:
             kept = parameters.clone()
             parameters.add_(offset)
-            found = model.backward(objective())
+            value, outputs = model.differentiate(x, y, objective)
             parameters.copy_(kept)
         if adjust is not None:
             adjust(parameters, found, x, y)
@@ -208,7 +205,7 @@ def train(
             if num_samples > 1:
                 x, y = torch.cat([x] * num_samples), torch.cat([y] * num_samples)
             if plain:
-                model.descend(objective(), local.lr)
+                value, outputs = model.differentiate(x, y, objective, local.lr)
             else:
                 optimizer.step(parameters, gradient, memory, local.lr, noise)
             num_steps += 1
@@ -268,5 +265,6 @@ def full_gradient(task: Task, vector: Tensor, client: Client, rng: torch.Generat
     with seeded_globally(derive_seed(rng.initial_seed(), "full gradient"), vector.device):
         for positions in torch.split(torch.arange(len(client), device=client.indices.device), _GATHERED_EXAMPLES):
             x, y = client.gather(positions, rng)
-            total.add_(model.backward(task.likelihood.loss(model(x), y)), alpha=len(y) / len(client))
+            model.differentiate(x, y, Objective(task.likelihood.loss))
+            total.add_(model.gradient, alpha=len(y) / len(client))
     return total

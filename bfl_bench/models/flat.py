@@ -12,6 +12,7 @@ depends on its instructions (docs/scaling.md).
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,14 @@ class Layout:
         for entry in self.entries:
             entry.view(vector).copy_(tensors[entry.name])
         return vector
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step on a minibatch makes smaller."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]  # of outputs and labels
+    extra: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None  # of inputs, labels and outputs; added to the loss
 
 
 def _lay_out(module: nn.Module) -> Layout:
@@ -165,6 +174,22 @@ class FlatModel:
         self.vector.copy_(vector)
         for counter, initial in self._counters.items():
             counter.copy_(initial)
+
+    def differentiate(
+        self, x: Tensor, y: Tensor, objective: Objective, lr: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Leave the objective's gradient in `gradient` or, given a learning rate, take a step of plain descent.
+
+        Return the loss, without what is added to it, and the outputs.
+        """
+        outputs = self(x)
+        loss = objective.loss(outputs, y)
+        whole = loss if objective.extra is None else loss + objective.extra(x, y, outputs)
+        if lr is None:
+            self.backward(whole)
+        else:
+            self.descend(whole, lr)
+        return loss, outputs
 
     def backward(self, loss: Tensor) -> Tensor:
         """The gradient of `loss` as one vector (P,); the same storage at every call."""

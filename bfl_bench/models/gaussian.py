@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bfl_bench.checks import AtLeast, Interval
 from bfl_bench.models.networks import Recurrent
 
-_TINY = 1e-8  # keeps the square root differentiable where an input is all zeros
+TINY = 1e-8  # keeps the square root differentiable where an input is all zeros
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class GaussianSettings:
             return torch.where(log_variance.detach() == clamped, log_variance, clamped)
         return log_variance + (clamped - log_variance.detach())
 
+    def scale(self, deviation: Tensor) -> Tensor:
+        """The deviation of the noise that is drawn."""
+        return deviation if self.noise == 1 else self.noise * deviation
+
     def passes_gradient(self, log_variance: Tensor) -> Tensor | None:
         """Where the clamp lets the gradient through, the ends of the range included; None: everywhere."""
         return self.clamp(log_variance) == log_variance if self.log_variance_clamp == "hard" else None
@@ -57,7 +61,7 @@ class GaussianLayer(nn.Module):
         self.weight = layer.weight
         self.bias = layer.bias
         self.weight_log_variance = _log_variances(layer.weight, settings)
-        self._settings = settings
+        self.settings = settings
         self._apply_weights = _function_of(layer)
         if settings.mean_init == "normal":
             nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight[0].numel()))
@@ -65,14 +69,14 @@ class GaussianLayer(nn.Module):
                 nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self._settings.sampling == "weights":
-            weight = _sample(self.weight, self.weight_log_variance, self._settings)
+        if self.training and self.settings.sampling == "weights":
+            weight = _sample(self.weight, self.weight_log_variance, self.settings)
             return self._apply_weights(x, weight, self.bias)
         mean = self._apply_weights(x, self.weight, self.bias)
         if not self.training:
             return mean
-        variance = self._apply_weights(x.square(), self._settings.clamp(self.weight_log_variance).exp(), None)
-        return mean + _scale(self._settings, (variance + _TINY).sqrt()) * torch.randn_like(mean)
+        variance = self._apply_weights(x.square(), self.settings.clamp(self.weight_log_variance).exp(), None)
+        return mean + self.settings.scale((variance + TINY).sqrt()) * torch.randn_like(mean)
 
 
 def _function_of(layer: nn.Linear | nn.Conv2d) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -96,7 +100,7 @@ class GaussianEmbedding(nn.Module):
         if not self.training:
             return mean
         deviation = (0.5 * self._settings.clamp(F.embedding(x, self.weight_log_variance))).exp()
-        return mean + _scale(self._settings, deviation) * torch.randn_like(mean)
+        return mean + self._settings.scale(deviation) * torch.randn_like(mean)
 
 
 class GaussianRecurrent(nn.Module):
@@ -133,11 +137,7 @@ def _log_variances(weight: Tensor, settings: GaussianSettings) -> nn.Parameter:
 
 
 def _sample(mean: Tensor, log_variance: Tensor, settings: GaussianSettings) -> Tensor:
-    return mean + _scale(settings, (0.5 * settings.clamp(log_variance)).exp()) * torch.randn_like(mean)
-
-
-def _scale(settings: GaussianSettings, deviation: Tensor) -> Tensor:
-    return deviation if settings.noise == 1 else settings.noise * deviation
+    return mean + settings.scale((0.5 * settings.clamp(log_variance)).exp()) * torch.randn_like(mean)
 
 
 _KINDS: dict[type[nn.Module], Callable[..., nn.Module]] = {
