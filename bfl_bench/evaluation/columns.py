@@ -981,8 +981,8 @@ TABLES: Mapping[str, Sequence[Column]] = {
         Column(
             name="client_seconds",
             label="client seconds",
-            definition="time of the training of all clients of the cohort, added up; clients in lockstep (engine=stacked) share the "
-            "time of a common step equally",
+            definition="time of the training of all clients of the cohort, added up; clients in lockstep "
+            "(engine=stacked) share the time of a common step equally",
             direction="down",
             unit="seconds",
         ),
