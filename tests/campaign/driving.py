@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 HANG_SECONDS = 60.0  # on a busy machine a small run takes three
 MEMORY = 6 * 2**30  # bytes of addresses that a child may add: what asks for more is told so
@@ -37,6 +38,10 @@ class Tally:
     stage: str
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    latest: ClassVar["Tally | None"] = None
+
+    def __post_init__(self) -> None:
+        Tally.latest = self
 
     def add(self, verdict: str, case: str, ended: Ended) -> None:
         self.counts[verdict] += 1
