@@ -266,9 +266,8 @@ def digest_file(path: object) -> str | None:
     if not isinstance(path, str | Path):
         return None
     try:
-        with Path(path).expanduser().open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+        return hashlib.sha256(reading.read_bytes(Path(path).expanduser())).hexdigest()  # waits for no pipe
+    except (OSError, DamagedError):
         return None
 
 

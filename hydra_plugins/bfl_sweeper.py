@@ -41,6 +41,7 @@ class BflSweeper(BasicSweeper):
         from bfl_bench.commands.printing import say
         from bfl_bench.commands.resolving import tell
         from bfl_bench.commands.run import finish_sweep, look_up
+        from bfl_bench.commands.words import check_points
         from bfl_bench.errors import ConfigError
         from bfl_bench.identity import modernise_override
 
@@ -54,6 +55,7 @@ class BflSweeper(BasicSweeper):
         loader = self.hydra_context.config_loader
         swept = [modernise_override(override, tell) for override in self._parse_config()]
         overrides = OverridesParser.create(config_loader=loader).parse_overrides([*swept, *arguments])
+        check_points(overrides)
         points = [list(point) for batch in self.split_arguments(overrides, None) for point in batch]
         if self.table is not None:
             points = sweep_points(self.table, self.scale, self.names, points)

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import lzma
+import os
 import re
 import tarfile
 from functools import cache
@@ -94,7 +95,10 @@ def test_runs_are_added_and_replaced(tmp_path: Path) -> None:
 
 def damage(kept: Path, kind: str) -> None:
     content = kept.read_bytes()
-    if kind == "cut":
+    if kind == "a pipe":
+        kept.unlink()
+        os.mkfifo(kept)
+    elif kind == "cut":
         kept.write_bytes(content[: len(content) // 2])
     elif kind == "no archive":
         kept.write_bytes(b"something else")
@@ -109,7 +113,7 @@ def damage(kept: Path, kind: str) -> None:
             tar.fileobj.write(bytes(512))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", ["cut", "no archive", "no tar", "huge"])
+@pytest.mark.parametrize("kind", ["cut", "no archive", "no tar", "huge", "a pipe"])
 def test_a_damaged_archive_is_left_out_with_a_sentence(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from bfl_bench.method import Client, Task, Tensors, Update
 from bfl_bench.methods.fedavg import FedAvg
 from bfl_bench.models.flat import FlatModel
 from bfl_bench.run.loop import Experiment, run
-from tests.composing import SMALL, choose, experiment, resolve, run_in
+from tests.composing import COMMAND, SMALL, choose, experiment, resolve, run_in
 from tests.federation import CPU, make_module
 
 PARALLEL = ["engine=processes", "engine.workers=2"]
@@ -92,6 +93,48 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
     run_in(tmp_path / "killed", experiment_=mortal(tmp_path / "marks", 2, *PARALLEL))
     assert not list((tmp_path / "marks").iterdir())  # it did die, twice
     assert files(tmp_path / "whole") == files(tmp_path / "killed")
+
+
+@dataclass(frozen=True)
+class Endless(FedAvg):
+    """A worker writes down its number, and then its local update does not end."""
+
+    marks: str
+
+    def client_update(
+        self, task: Task, broadcast: Tensors, memory: Tensors, client: Client, rng: torch.Generator
+    ) -> Update:
+        (Path(self.marks) / str(os.getpid())).touch()
+        while True:
+            broadcast["params"] @ broadcast["params"]
+
+
+def is_alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_started_them_in_the_middle_of_a_job(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    own = ["method=fedavg", f"method._target_={__name__}.Endless", f"+method.marks={marks}"]
+    run = subprocess.Popen([COMMAND, *SMALL, *own, *PARALLEL, f"out={tmp_path}/outputs"])
+    end = time.monotonic() + 100
+    while len(list(marks.iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    workers = [int(path.name) for path in marks.iterdir()]
+    assert len(workers) == 2
+    assert all(map(is_alive, workers))
+    run.kill()
+    run.wait()
+    end = time.monotonic() + 10  # a second, where nothing else computes
+    while any(map(is_alive, workers)) and time.monotonic() < end:
+        time.sleep(0.02)
+    left = [pid for pid in workers if is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 @pytest.mark.slow

@@ -381,3 +381,58 @@ def test_damaged_configs_environments_and_tables(tmp_path: Path, call: Any) -> N
     assert "0.7500" in call(tmp_path, "--metrics", "ga")
     (good / records.METRICS).write_text("round,ga\n1,0.5,7\n")
     assert "metrics.csv is damaged" in call(tmp_path, "--html", tmp_path / "page.html", code=1)
+
+
+@pytest.mark.parametrize("kind", ["binary", "other columns", "no number", "shorter", "a pipe"])
+def test_damaged_tables_of_a_page(kind: str, tmp_path: Path, call: Any) -> None:
+    path = make(tmp_path, "fola", 0, ga=0.75) / records.CLIENTS
+    content = {
+        "binary": b"\xff\xfe\0",
+        "other columns": b"round,client,akkuracy\n1,0,0.5\n",
+        "no number": b"round,client,accuracy\n1,0,x\n",
+        "shorter": b"round,client,accuracy\n1,0\n",
+    }
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content[kind])
+    said = call(tmp_path, "--metrics", "ga", "--html", tmp_path / "page.html", code=1)
+    assert f"{path} is damaged: " in said
+    path.unlink()
+    path.touch()
+    call(tmp_path, "--metrics", "ga", "--html", tmp_path / "page.html")
+
+
+def test_runs_behind_links_are_found_once(tmp_path: Path, call: Any) -> None:
+    run = make(tmp_path / "elsewhere", "fola", 0, ga=0.75)
+    there = tmp_path / "runs"
+    (there / "deep").mkdir(parents=True)
+    (there / "deep" / "linked").symlink_to(run.parent)
+    (there / "again").symlink_to(run)
+    (there / "round").symlink_to(there)
+    (there / "nowhere").symlink_to("nothing")
+    listed = call(there, "--list")
+    assert listed.count("| done |") == 1
+    assert str(there / "again") in listed
+    assert "0.7500" in call(there, "--metrics", "ga")
+    assert call(there, tmp_path / "elsewhere", "--list").count("| done |") == 1
+
+
+def test_what_lies_behind_a_link_is_not_removed(tmp_path: Path, call: Any) -> None:
+    run = make(tmp_path / "elsewhere", "fola", 0, ga=0.75)
+    (run / records.SUMMARY).unlink()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "linked").symlink_to(run.parent)
+    assert "nothing to remove" in call(tmp_path / "runs", "--clean", "unfinished", "--yes")
+    assert "removed 1 of 1" in call(tmp_path / "elsewhere", "--clean", "unfinished", "--yes")
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "2020-13-45"])
+def test_values_that_cannot_be_made(value: str, tmp_path: Path, call: Any) -> None:
+    make(tmp_path, "fola", 0, ga=0.75)
+    assert "--where seed: got " in call(tmp_path, "--where", f"seed={value}", code=2)
+
+
+@pytest.mark.parametrize("days", ["nan", "inf", "-1"])
+def test_an_age_is_a_number(days: str, tmp_path: Path, call: Any) -> None:
+    assert "--older-than: got " in call(tmp_path, "--clean", "stale", "--older-than", days, code=2)

@@ -128,6 +128,11 @@ VALUES = [
     ("~hydra", "hydra", "'~hydra'", "Hydra's keys one by one, hydra.KEY=VALUE"),
     ("hydra.job.chdir=foo", "hydra.job.chdir", "'foo'", "a value such as false ("),
     ("hydra.run.dir=${nope}", "hydra.run.dir", "'${nope}'", UNRESOLVED),
+    ("hydra.sweeper=3", "hydra.sweeper", "'3'", "its keys one by one, hydra.sweeper.KEY=VALUE"),
+    ("hydra.launcher={_target_: os.getcwd}", "hydra.launcher", "'{_target_: os.getcwd}'", "hydra/launcher=NAME and"),
+    ("+hydra.x={_target_: os.getcwd}", "hydra.x", "'+hydra.x={_target_: os.getcwd}'", "hydra/launcher=NAME and"),
+    ("hydra.job_logging.version=2", "hydra.job_logging.version", "'2'", "a value such as 1 ("),
+    ("hydra.hydra_logging.version=2", "hydra.hydra_logging.version", "'2'", "a value such as 1 ("),
     ("hydra.sweeper._target_=builtins.dict", "hydra.sweeper._target_", "'builtins.dict'", "hydra/launcher=NAME and"),
     ("dataset._target_=builtins.dict", "dataset._target_", "'builtins.dict'", "a class or function whose parameters"),
     ("method.name=..", "method.name", "'..'", "letters, digits, dots, dashes and underscores"),
@@ -191,6 +196,9 @@ SWEPT = [
     ("hydra.sweeper.limit=abc", "hydra.sweeper.limit", "'abc'", "a whole number of at least 1 or null"),
     ("hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size", "0", "a whole number of at least 1 or null"),
     ("hydra.sweeper.params=1", "hydra.sweeper.params", "1", "{key: values}"),
+    ("seed=range(0,3,0)", "seed", "'seed=range(0,3,0)'", "at most 100,000 points of a sweep"),
+    ("seed=range(0,inf)", "seed", "'seed=range(0,inf)'", "at most 100,000 points of a sweep"),
+    ("seed=range(0,1000000000)", "seed", "'seed=range(0,1000000000)'", "at most 100,000 points of a sweep"),
 ]
 
 
@@ -315,6 +323,11 @@ def test_what_a_file_sweeps_is_read_too(bfl_run: BflRun, tmp_path: Path) -> None
     assert result.code == 1  # a point of a sweep
     sentence = "dataset@foo: got 'dataset@foo=mnist', allowed: dataset=NAME; a group has one place in the config"
     assert result.err == f"bfl-run: dataset@foo=mnist experiment=own: {sentence}\n"
+
+
+def test_a_word_of_hydras_own_is_named_among_others(bfl_run: BflRun) -> None:
+    result = bfl_run("seed=1", "rounds=1", "+hydra.callbacks.x=3")
+    check_sentence(result, "hydra.callbacks.x", "'+hydra.callbacks.x=3'", "files and values that fit together (")
 
 
 def test_points_of_a_sweep_say_the_same(bfl_run: BflRun) -> None:

@@ -50,7 +50,10 @@ def _explain(error: BaseException, line: CommandLine) -> ConfigError:
         if _is_choice(override, line):
             return ConfigError(override.key, override.typed, f"an option that fits to the others ({reason})")
         return _wrong_override(override, config, reason)
-    return ConfigError("config", " ".join(line.overrides), f"files and values that fit together ({reason})")
+    of_hydra = [word for word in line.overrides if word.lstrip("+~").startswith("hydra")]  # composes, but is of no use
+    key = of_hydra[0].lstrip("+~").partition("=")[0] if len(of_hydra) == 1 else "config"
+    typed = " ".join(of_hydra or line.overrides)
+    return ConfigError(key, typed, f"files and values that fit together ({reason})")
 
 
 def _reason(error: BaseException) -> str:

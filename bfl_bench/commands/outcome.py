@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bfl_bench.errors import BflError, find_own_frame
 
-COMPOSING = ("compose_config", "load_sweep_config")
+COMPOSING = ("compose_config", "load_sweep_config", "configure_log")
 """Functions of Hydra in which nothing runs yet: what they raise is a wrong config."""
 
 OUT_OF_MEMORY = "can't allocate memory"  # in torch's words

@@ -14,7 +14,7 @@ def say(text: str, end: str = "\n") -> None:
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
 
 
 def forgiving(main: Callable[P, int]) -> Callable[P, int]:
@@ -27,11 +27,12 @@ def forgiving(main: Callable[P, int]) -> Callable[P, int]:
             sys.stdout.flush()
             return code
         except BrokenPipeError:
-            _drop_output()
+            drop_output()
             return 0
 
     return call
 
 
-def _drop_output() -> None:
+def drop_output() -> None:
+    """Let what is still printed go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from bfl_bench import records
+from bfl_bench.checks import AtLeast, check_value
 from bfl_bench.commands.printing import forgiving
 from bfl_bench.commands.words import list_names
 from bfl_bench.errors import BflError, ConfigError
@@ -96,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def clean(arguments: argparse.Namespace) -> int:
     """Show the runs that are of no use any more, ask, and remove them."""
+    check_value("--older-than", arguments.older_than, Annotated[float, AtLeast(0)])
     found = find_useless(arguments.runs, arguments.clean, arguments.older_than)
     if not found:
         print("nothing to remove")

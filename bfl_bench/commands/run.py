@@ -21,7 +21,7 @@ from bfl_bench.commands.cells import expand_table
 from bfl_bench.commands.composing import check_package
 from bfl_bench.commands.help import help_text
 from bfl_bench.commands.outcome import STATUSES, Outcome, outcome_of
-from bfl_bench.commands.printing import say
+from bfl_bench.commands.printing import drop_output, say
 from bfl_bench.commands.resolving import resolve, tell
 from bfl_bench.commands.words import CommandLine, check_words, read_by_hydra, read_words
 from bfl_bench.engines.fork_server import open_fork_server
@@ -117,6 +117,9 @@ def _run_hydra(line: CommandLine) -> int:
     except Exception as error:
         if _Asked.stop:  # an import that was interrupted, say
             raise KeyboardInterrupt from None
+        if isinstance(error, BrokenPipeError) and not outcomes:  # of what Hydra prints, for --cfg and the like
+            drop_output()
+            return 0
         last = outcome_of(error, line.as_words())
     if last.exit_code:
         print(f"{last.traceback}bfl-run: {last.message}", file=sys.stderr)

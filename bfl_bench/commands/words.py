@@ -4,6 +4,7 @@ Hydra says what is wrong with a word in many ways, and takes some wrong ones wit
 one sentence; what only the composed config can tell is left to Hydra, and `composing` puts its errors into that form.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ READABLE = (
 
 LISTING = ("bfl", "basic")
 """Sweepers that go through lists of values; others may search in intervals."""
+
+MOST_POINTS = 100_000  # of a sweep
 
 SWEPT = object()
 """The value of an override that has several: each is checked as part of its point of the sweep."""
@@ -233,12 +236,35 @@ def read_by_hydra(word: str) -> Any:
     return OverridesParser.create().parse_override(word)
 
 
+def check_points(overrides: Sequence[Any]) -> None:
+    """Refuse a sweep, read by Hydra's grammar, that has no end or very many points, before they are listed."""
+    points = 1.0
+    for override in overrides:
+        value = override.value()
+        if type(value).__name__ == "RangeSweep":
+            ends = (value.start, value.stop, value.step)
+            num = (value.stop - value.start) / value.step if value.step and all(map(math.isfinite, ends)) else math.inf
+        else:
+            num = len(value.list) if type(value).__name__ == "ChoiceSweep" else 1
+        points *= max(1, num)
+        if points > MOST_POINTS:
+            raise ConfigError(override.key_or_group, override.input_line, f"at most {MOST_POINTS:,} points of a sweep")
+
+
+def _names_a_target(value: Any) -> bool:
+    """Tell whether a value names something to call, however deep in it."""
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (isinstance(value, dict) and "_target_" in map(str, value)) or any(map(_names_a_target, below))
+
+
 def _check_choice(override: Override, value: Any, folders: Sequence[Path]) -> None:
     """Refuse an option that a group does not have, and what cannot be done to a group or to a key."""
     key, typed, prefix = override.key, override.typed, override.prefix
     names = _names(key, folders)
-    if key.startswith("hydra.") and key.endswith("._target_"):
+    if key.startswith("hydra.") and (key.endswith("._target_") or _names_a_target(value)):
         raise ConfigError(key, typed, "hydra/launcher=NAME and the like; parts of Hydra are chosen by name")
+    if key in ("hydra.sweeper", "hydra.launcher") and not isinstance(value, dict):
+        raise ConfigError(key, typed, f"its keys one by one, {key}.KEY=VALUE")
     if key == "hydra":
         raise ConfigError(key, typed, "Hydra's keys one by one, hydra.KEY=VALUE")
     if "/" in key and not names and not key.startswith("hydra/"):

@@ -5,13 +5,15 @@ goes to and fro afterwards, a round's broadcast, jobs and replies, goes through 
 """
 
 import io
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, parent_process
 from typing import Annotated, Any
 
 import torch
@@ -92,6 +94,7 @@ class _Pool(Pool[_Peer]):
 def _serve(parcel: bytes, data: list[torch.Tensor], threads: int, pipe: Connection) -> None:
     """The life of a worker process: jobs until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     set_up_process(threads)
     worker: Worker = pickle.loads(parcel).with_tensors(data)
     broadcast: Tensors = {}
@@ -102,6 +105,14 @@ def _serve(parcel: bytes, data: list[torch.Tensor], threads: int, pipe: Connecti
             return
         broadcast = broadcast if received is None else received
         pipe.send_bytes(_dumps(answer(worker, broadcast, job)))
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the process that started this one, and end too, in the middle of a job if need be."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 class _Pickler(pickle.Pickler):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
-from bfl_bench import records
-from bfl_bench.errors import BflError
+from bfl_bench import reading, records
+from bfl_bench.errors import BflError, DamagedError
 from bfl_bench.identity import RUNS, complete, folder_name, read_config
 
 SUFFIX = ".tar.xz"
@@ -71,7 +71,7 @@ def read_archive(archive: Path) -> Mapping[str, bytes]:
     files: dict[str, bytes] = {}
     left = MOST_BYTES
     try:
-        with tarfile.open(archive, "r:xz") as tar:
+        with tarfile.open(fileobj=io.BytesIO(reading.read_bytes(archive)), mode="r:xz") as tar:
             for member in tar:
                 left -= member.size
                 if left < 0:
@@ -82,7 +82,7 @@ def read_archive(archive: Path) -> Mapping[str, bytes]:
                 content = tar.extractfile(member)
                 assert content is not None  # of a file
                 files[member.name] = content.read()
-    except (OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
+    except (DamagedError, OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
         raise ArchiveError(f"{archive} is no archive of runs, or damaged ({error})") from None
     return files
 

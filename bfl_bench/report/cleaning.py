@@ -34,7 +34,7 @@ def find_useless(
     """Find runs of these kinds below the paths that were not touched for so many days; archives stay out."""
     now = time.time() if now is None else now
     found: list[Useless] = []
-    for folder in find_folders(paths)[0]:
+    for folder in find_folders(paths, links=False)[0]:  # what is elsewhere is not ours to remove
         if not isinstance(folder, Path) or folder.is_symlink():
             continue
         config = read_config(folder)

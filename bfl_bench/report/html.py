@@ -4,7 +4,6 @@
 data that the page carries as JSON. Only runs that did not diverge count, as in the table.
 """
 
-import csv
 import itertools
 import json
 import math
@@ -16,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from bfl_bench import records
+from bfl_bench import reading, records
+from bfl_bench.errors import DamagedError
 from bfl_bench.evaluation import columns
 from bfl_bench.report.comparison import Comparison, Row, Spread, bootstrap_interval, describe_values, text_of
 from bfl_bench.report.runs import Run, summarise
@@ -174,14 +174,29 @@ def _curves(runs: Sequence[Run], spread: Spread) -> dict[str, Any]:
     return {"rounds": rounds, "values": {name: found for name, found in values.items() if any(found)}}
 
 
-def _last_round(path: records.Place) -> list[dict[str, float]]:
+class _Line(dict[str, float]):
+    """A line of a table, which names its file where a column is missing."""
+
+    def __init__(self, path: records.Place, cells: Iterable[tuple[str, float]]) -> None:
+        super().__init__(cells)
+        self._path = path
+
+    def __missing__(self, name: str) -> float:
+        raise DamagedError(f"{self._path} is damaged: it has no column {name}")
+
+
+def _last_round(path: records.Place) -> Sequence[dict[str, float]]:
     """The lines of the last evaluated round; none where a run has no such file."""
     if not path.exists():
         return []
-    head, *lines = path.read_text().splitlines()
+    head, *lines = reading.read_text(path).splitlines() or [""]
+    columns_ = head.split(",")
     last = f"{lines[-1].split(',')[0]}," if lines else ""
-    found = csv.DictReader([head, *(line for line in lines if line.startswith(last))])
-    return [{key: float(cell or "nan") for key, cell in line.items()} for line in found]
+    cells = (line.split(",") for line in lines if line.startswith(last))
+    try:
+        return [_Line(path, zip(columns_, (float(cell or "nan") for cell in line), strict=True)) for line in cells]
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged: {error}") from None
 
 
 def _mean_lines(runs: Sequence[Run], file: str, by: str, names: Sequence[str]) -> dict[str, list[list[float]]]:

@@ -49,7 +49,7 @@ def parse_where(items: Iterable[str]) -> dict[str, object]:
             raise ConfigError("--where", item, "KEY=VALUE")
         try:
             found[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # a date that is none, a number of thousands of digits
             allowed = "a number, a text, [a list]; brackets and quotes come in pairs"
             raise ConfigError(f"--where {key}", value, allowed) from None
     return found

@@ -6,6 +6,7 @@ group, and only within a group is anything averaged.
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,23 +116,50 @@ def locate(path: Path) -> Path | None:
     return next((found for found in candidates if found.exists()), None)
 
 
-def find_folders(paths: Sequence[Path]) -> tuple[list[records.Place], list[str]]:
-    """List the folders of runs below the paths and in archives there, each once, and a sentence on what is not one."""
+def find_folders(paths: Sequence[Path], links: bool = True) -> tuple[list[records.Place], list[str]]:
+    """List the folders of runs below the paths and in archives there, each once, and a sentence on what is not one.
+
+    What lies behind links is found too, unless not `links`.
+    """
     found: dict[str, records.Place] = {}
     notes: list[str] = []
     for path in paths:
         if (place := locate(path)) is None:
             notes.append(f"{path}: no such folder")
             continue
-        for file in sorted(place.rglob(records.CONFIG)):
-            found[str(file.resolve().parent)] = file.parent
-        for archive in [place] if place.is_file() else sorted(place.rglob(f"*{SUFFIX}")):
+        folders, archives = _walk(place, links)
+        for folder in folders:
+            found.setdefault(os.path.realpath(folder), folder)
+        for archive in [place] if place.is_file() else archives:
             try:
                 called = path if place.is_file() else path / archive.relative_to(place)
                 found |= {f"{archive.resolve()}/{folder.name}": folder for folder in list_archived(archive, called)}
             except ArchiveError as error:
                 notes.append(f"{error}; left out")
     return list(found.values()), notes
+
+
+def _walk(place: Path, links: bool) -> tuple[list[Path], list[Path]]:
+    """List the folders with a config and the archives below a place, those that links lead to last, each once."""
+    folders: list[Path] = []
+    archives: list[Path] = []
+    seen: set[str] = set()
+    waiting = [str(place)]
+    while waiting:
+        behind: list[str] = []
+        for top in waiting:
+            for folder, below, files in os.walk(top):
+                if (real := os.path.realpath(folder)) in seen:
+                    below.clear()
+                    continue
+                seen.add(real)
+                below.sort()
+                if records.CONFIG in files or records.CONFIG in below:
+                    folders.append(Path(folder))
+                archives += [Path(folder, name) for name in sorted(files) if name.endswith(SUFFIX)]
+                behind += [str(path) for name in below if (path := Path(folder, name)).is_symlink()]
+        waiting = behind if links else []
+    return folders, archives
 
 
 def read_summary(folder: records.Place) -> dict[str, Any] | None:

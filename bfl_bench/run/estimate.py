@@ -50,10 +50,9 @@ def estimate(experiment: Experiment) -> Estimate:
     started = _now(task.model.vector)
     trained = _update(experiment, state, client, epochs, per_epoch)
     per_step = (_now(task.model.vector) - started) / (epochs * per_epoch)
-    rounds = range(1, experiment.rounds + 1)
     share = settings.local_share * len(worker.sets[TEST].split)
-    num_global = sum(experiment.is_due(round_, settings.every) for round_ in rounds)
-    num_local = sum(experiment.is_due(round_, settings.local_every) for round_ in rounds) * experiment.cohort_size
+    num_global = experiment.count_due(settings.every)
+    num_local = experiment.count_due(settings.local_every) * experiment.cohort_size
     examples = sum(len(set_.split) for set_ in worker.sets.values())
     evaluation = num_global * examples * _time_prediction(experiment, state, settings.draws)
     evaluation += num_local * share * _time_prediction(experiment, trained, settings.local_draws)

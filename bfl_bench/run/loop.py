@@ -32,6 +32,8 @@ from bfl_bench.run.personal import Personal, personalise
 from bfl_bench.run.predicting import Predictor
 from bfl_bench.run.recorder import Measured, Notes, Recorder, Row, num_bytes, set_values, write_summary
 
+MOST_COUNTED = 10_000  # rounds whose steps are counted one by one
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -61,8 +63,10 @@ class Experiment:
         return sorted(eligible[i] for i in chosen.tolist())
 
     def count_steps(self) -> int:
-        """Count the local steps of the whole run."""
-        return sum(sum(self.steps_of(self.cohort(round_))) for round_ in range(1, self.rounds + 1))
+        """Count the local steps of the whole run; of a very long one as if it went on as it begins."""
+        counted = min(self.rounds, MOST_COUNTED)
+        steps = sum(sum(self.steps_of(self.cohort(round_))) for round_ in range(1, counted + 1))
+        return steps * self.rounds // counted
 
     def steps_of(self, cohort: Sequence[int]) -> list[int]:
         """Count the local steps of each client of a cohort."""
@@ -72,6 +76,10 @@ class Experiment:
     def is_due(self, round_: int, every: int) -> bool:
         """Tell whether what is done every so many rounds is done in this one; in the last it always is."""
         return round_ == self.rounds or (every > 0 and round_ % every == 0)
+
+    def count_due(self, every: int) -> int:
+        """Count the rounds in which it is done."""
+        return math.ceil(self.rounds / every) if every > 0 else 1
 
 
 def run(experiment: Experiment, folder: Path, observers: Sequence[Observer] = ()) -> dict[str, Any]:

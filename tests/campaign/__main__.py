@@ -3,6 +3,7 @@
 python -m tests.campaign                  a sample of each, about two minutes
 python -m tests.campaign --size 20        twenty times as many
 python -m tests.campaign --stage crashes --size 1000
+timeout -s INT 1h python -m tests.campaign --size 100      stops, and says how far it came
 """
 
 import argparse
@@ -12,6 +13,8 @@ import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+
+from tests.campaign.driving import Tally
 
 
 def main() -> int:
@@ -25,9 +28,16 @@ def main() -> int:
         work = Path(folder).resolve()
         warm_up(work / "warm")
         for stage in arguments.stage or STAGES:
-            tally = STAGES[stage](work / stage, arguments.size, arguments.seed)
-            print(tally, flush=True)
-            failed = failed or bool(tally.failures)
+            stopped = False
+            try:
+                STAGES[stage](work / stage, arguments.size, arguments.seed)
+            except KeyboardInterrupt:
+                stopped = True
+            tally = Tally.latest
+            print(f"{tally}{' (stopped)' if stopped else ''}", flush=True)
+            failed = failed or bool(tally and tally.failures)
+            if stopped:
+                return 130
     return int(failed)
 
 

@@ -103,7 +103,7 @@ def try_damages(work: Path, every: int, first: int = 0) -> Tally:
         if kept is finished:
             table = work / "table.md"
             table.unlink(missing_ok=True)
-            report = bfl_report(work, str(out), "--to", str(table))
+            report = bfl_report(work, str(out), "--to", str(table), "--html", "page.html")
             tally.add(_judge_report(report, name, table), f"bfl-report: {case}", report)
         ended = bfl_run(work, *words)
         verdict, others = _judge(ended, folder, name, whole, finished=kept is finished)

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-HANG_SECONDS = 60.0  # on a busy machine a small run takes three
+HANG_SECONDS = 60.0  # times the load per processor; a small run takes half of one
 MEMORY = 6 * 2**30  # bytes of addresses that a child may add: what asks for more is told so
 
 FAILURES = ("traceback", "hang", "silent", "unnamed", "written", "lost")
@@ -37,6 +38,10 @@ class Tally:
     stage: str
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    latest: ClassVar["Tally | None"] = None
+
+    def __post_init__(self) -> None:
+        Tally.latest = self
 
     def add(self, verdict: str, case: str, ended: Ended) -> None:
         self.counts[verdict] += 1
@@ -90,7 +95,7 @@ def _be_child(work: Callable[[], int | None], cwd: Path, out: int, err: int) -> 
 
 
 def _wait(child: int, seconds: float) -> int | None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     pause = 0.002
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)

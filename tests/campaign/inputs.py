@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
@@ -102,7 +102,13 @@ def draw_words(annotation: Any, num: int, seed: int) -> list[str]:
     drawn: dict[str, None] = {}
 
     @seeded(seed)
-    @settings(max_examples=3 * num + 5, database=None, deadline=None, phases=[Phase.generate])
+    @settings(
+        max_examples=3 * num + 5,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),  # a busy machine is slow
+    )
     @given(values(annotation))
     def draw(word: str) -> None:
         drawn[word] = None

@@ -33,6 +33,7 @@ OF_ITS_OWN = (
     "double",
     "half",
     "whole",
+    "truths",
 )
 """Changes that are nobody's business in a client's private state."""
 

@@ -45,6 +45,19 @@ def test_seconds_are_those_of_all_steps_and_predictions(
     assert found.evaluation == pytest.approx(3 * test + 2 * 2 * test)  # rounds 2, 4, 5; two clients in rounds 3, 5
 
 
+def test_many_rounds_are_counted_at_once() -> None:
+    """As if they went on as the first do, each of two clients of three."""
+    run = make_experiment(FedAvg("fedavg", "size"), sizes=(20, 20, 20), every=7)
+    steps = run.count_steps()
+    assert steps % run.rounds == 0
+    long = replace(run, worker=replace(run.worker, rounds=2**31))
+    assert long.count_steps() == steps // run.rounds * 2**31
+    for every in (0, 1, 3, 7):
+        due = [round_ for round_ in range(1, run.rounds + 1) if run.is_due(round_, every)]
+        assert run.count_due(every) == len(due)
+    assert long.count_due(2) == 2**30
+
+
 def test_what_cannot_be_timed_is_not_known() -> None:
     @dataclass(frozen=True)
     class Refusing(FedAvg):

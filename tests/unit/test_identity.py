@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from bfl_bench.identity import (
     WITHOUT_EFFECT,
     complete,
     describe_inputs,
+    digest_file,
     finished_summary,
     folder_name,
     identity,
@@ -379,6 +381,8 @@ def test_a_partition_file_counts_by_its_content(tmp_path: Path, monkeypatch: pyt
     assert name("other") != first
     Path("one").write_bytes(b"2")
     assert name("one") == name("other")
+    os.mkfifo("pipe")
+    assert digest_file("pipe") is None  # and nobody waits for a writer
 
 
 def test_an_input_is_described_once_and_then_needs_no_file(tmp_path: Path) -> None:
