@@ -6,6 +6,7 @@ group, and only within a group is anything averaged.
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,15 +124,26 @@ def find_folders(paths: Sequence[Path]) -> tuple[list[records.Place], list[str]]
         if (place := locate(path)) is None:
             notes.append(f"{path}: no such folder")
             continue
-        for file in sorted(place.rglob(records.CONFIG)):
-            found[str(file.resolve().parent)] = file.parent
-        for archive in [place] if place.is_file() else sorted(place.rglob(f"*{SUFFIX}")):
+        folders, archives = ([], [place]) if place.is_file() else _walk(place)
+        for folder in folders:
+            found[os.path.realpath(folder)] = folder
+        for archive in archives:
             try:
                 called = path if place.is_file() else path / archive.relative_to(place)
                 found |= {f"{archive.resolve()}/{folder.name}": folder for folder in list_archived(archive, called)}
             except ArchiveError as error:
                 notes.append(f"{error}; left out")
     return list(found.values()), notes
+
+
+def _walk(place: Path) -> tuple[list[Path], list[Path]]:
+    """List the folders with a config, and the archives, in and below a folder, in order."""
+    folders: list[Path] = []
+    archives: list[Path] = []
+    for folder, _, names in os.walk(place):
+        folders += [Path(folder)] if records.CONFIG in names else []
+        archives += [Path(folder, name) for name in names if name.endswith(SUFFIX)]
+    return sorted(folders), sorted(archives)
 
 
 def read_summary(folder: records.Place) -> dict[str, Any] | None:
@@ -252,4 +264,5 @@ def mark(difference: float | None, ours: float | None, theirs: float | None = No
 
 
 def without(config: Config, keys: Sequence[str]) -> Config:
-    return {k: v for k, v in config.items() if not any(k == key or k.startswith(f"{key}.") for key in keys)}
+    below = tuple(f"{key}." for key in keys)
+    return {key: value for key, value in config.items() if key not in keys and not key.startswith(below)}
