@@ -106,7 +106,7 @@ def make_table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> s
         leading = f"<u>{mean}</u>" if metric in row.leads_in else mean
         shown = f"<strong>{mean}</strong>" if metric in row.best_in else leading
         beside = f' <span class="spread">{rest}</span>' if rest else ""
-        return f'<td class="number" data-value="{found.mean:.9g}">{shown}{beside}</td>'
+        return f'<td data-value="{found.mean:.7g}">{shown}{beside}</td>'
 
     lines = [
         '<th scope="col"><span class="unseen">colour</span></th>',
@@ -122,7 +122,7 @@ def make_table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> s
         cells += [f'<td class="number">{n}</td>' for n in (row.num_seeds, row.num_diverged)]
         if row.group is None:
             cells[len(keys) :] = [f'<td colspan="{len(metrics) + 2}" class="absent">not run</td>']
-        text += f'<tr><td class="swatch"></td>{"".join(cells)}</tr>\n'
+        text += f"<tr><td></td>{''.join(cells)}</tr>\n"
     return text + "</tbody>"
 
 

@@ -9,16 +9,18 @@ The one before is the last that was forced onto the disk, which is done every fe
 short round: a power failure costs the rounds since then.
 
 The clients' private states are in memory up to a bound, those that were used last, and otherwise in these files alone.
-One that has to leave memory before the next checkpoint is written early. Only that checkpoint's manifest names its file:
-a run that is killed before goes on from the state that the last manifest names.
+One that has to leave memory before the next checkpoint is written early. Only that checkpoint's manifest names its
+file: a run that is killed before goes on from the state that the last manifest names.
 """
 
 import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +42,7 @@ from bfl_bench.run.recorder import Notes, num_bytes
 log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 10.0  # at least, between two checkpoints that are forced onto the disk
+MANY_FILES = 100  # that are forced onto the disk all at once, with whatever else waits for it
 LARGEST_HELD = 2**29  # bytes of private states in memory
 OWN_FILES = re.compile(r"(server-\d+|client-\d+-\d+)\.safetensors(\.tmp)?|(manifest|previous)\.json(\.tmp)?")
 
@@ -162,8 +165,12 @@ class CheckpointFolder:
         self._unsynced |= {*written, MANIFEST}
         durable = time.monotonic() - self._synced >= SYNC_SECONDS
         if durable:
-            for path in (*tables, *(self._path / name for name in content["sha256"] if name in self._unsynced)):
-                sync(path)
+            paths = [*tables, *(self._path / name for name in content["sha256"] if name in self._unsynced)]
+            if len(paths) > MANY_FILES and sys.platform == "linux":  # which waits, as others need not
+                os.sync()
+            else:
+                for path in paths:
+                    sync(path)
         self._newest = content | {"seal": _seal(content)}
         write_json(self._path / MANIFEST, self._newest, durable)
         if durable:
