@@ -1,4 +1,4 @@
-"""What bfl-bench costs beside a bare PyTorch loop, Flower and pfl, measured in turns; writes benchmark.md and a figure.
+"""What bfl-bench costs beside a bare PyTorch loop and other programs, measured in turns; writes benchmark.md, a figure.
 
     python benchmarks/benchmark.py [SECTION ...] [--repeats 5] [--peers DIR] [--to docs] [--small] [--full]
 
@@ -8,10 +8,10 @@ aggregation alone, `growth` the time against clients, steps and parameters, `sta
 `many` ten thousand clients, `cores` what two jobs at once lose to one another, `stacked` what training a cohort as one
 network would gain. What was found is kept in benchmark.json: sections that are not named stay as they are.
 
-With --peers Flower and pfl take turns too, in virtual environments DIR/flower and DIR/pfl that are made where they are
-missing: with `pip install`, and a file outer.pth, by which they find this environment's torch, and all else that they
-do not bring themselves. Nothing is sent to Flower's and Ray's makers. What counts are ratios of one run; times alone
-say little.
+With --peers Flower, pfl and BlazeFL take turns too, in virtual environments DIR/flower, DIR/pfl and DIR/blazefl that
+are made where they are missing: with `pip install`, and a file outer.pth, by which they find this environment's torch,
+and all else that they do not bring themselves; BlazeFL with python3.13 and a torch of its own. Nothing is sent to
+Flower's and Ray's makers. What counts are ratios of one run; times alone say little.
 """
 
 import argparse
@@ -318,7 +318,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(sections)}; none: all")
     parser.add_argument("--repeats", type=int, default=5, help="turns that count")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="folder of Flower's and pfl's environments")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="folder of the peers' environments")
     parser.add_argument(
         "--to", type=Path, default=Path("docs"), help="folder for benchmark.md, benchmark.json, figures/benchmark.png"
     )
@@ -362,7 +362,8 @@ medians, with the minimum in brackets. The line below a section says with what i
 - `bare`: a loop written by hand with `torch.optim.SGD`, batches indexed out of a tensor, and a copy of the model for
   each client.
 - `flower`: Flower simulated by Ray with two workers of one CPU. `pfl`: pfl's SimulatedBackend in one process; it
-  does not shuffle. Both average log variances where `ours` and `bare` average variances.
+  does not shuffle. `blazefl`: BlazeFL's FedAvg, client after client in one process, with Python 3.13. All of them
+  average log variances where `ours` and `bare` average variances.
 - A round's time is the mean over all rounds but the first, in which programs start up, and the last, in which `ours`
   evaluates and saves. A whole job goes from the start of Python to its end.
 

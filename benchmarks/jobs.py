@@ -17,10 +17,14 @@ from bfl_bench.run.environment import describe_environment
 
 SCRIPTS = Path(__file__).parent
 PEERS = {
-    "flower": ("flwr[simulation]==1.41.0", ["flwr", "ray"]),
-    "pfl": ("pfl[pytorch]==0.6.0", ["pfl"]),
+    "flower": (["flwr[simulation]==1.42.0"], ["flwr", "ray"]),
+    "pfl": (["pfl[pytorch]==0.6.0"], ["pfl"]),
+    "blazefl": (["blazefl==2.0.3", f"torch=={torch.__version__.partition('+')[0]}", "numpy", "tqdm"], ["blazefl"]),
 }
 """What is installed for a peer, and whose versions are told."""
+
+OWN_PYTHON = {"blazefl": "python3.13"}
+"""Peers that need another Python, and so a torch of their own."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,15 @@ def run_ours_job(loop: str, work: Workload) -> Job:
 
 def make_peer(folder: Path, name: str) -> Path:
     """The Python of a peer's environment."""
-    requirement, (package, *_) = PEERS[name]
+    requirements, (package, *_) = PEERS[name]
     python = (folder / name / "bin" / "python").absolute()
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder / name)], check=True)
-        (site,) = (folder / name).glob("lib/python*/site-packages")
-        write_text(site / "outer.pth", sysconfig.get_path("purelib") + "\n")
+        subprocess.run([OWN_PYTHON.get(name, sys.executable), "-m", "venv", str(folder / name)], check=True)
+        if name not in OWN_PYTHON:
+            (site,) = (folder / name).glob("lib/python*/site-packages")
+            write_text(site / "outer.pth", sysconfig.get_path("purelib") + "\n")
     if subprocess.run([str(python), "-c", f"import {package}"], capture_output=True).returncode:
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", requirement], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=True)
     return python
 
 

@@ -4,6 +4,7 @@ What the commands do stands below; this is a layer over them, with the same chec
 numbers. Errors that a user can act on are `BflError`s, each one sentence.
 """
 
+import copy
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ class Run:
         found = read_config(self.folder)
         if found is None:
             raise RunError(f"{self.folder} is not the folder of a run, with its {records.CONFIG}")
-        return found
+        return copy.deepcopy(found)
 
     @property
     def metrics(self) -> "pd.DataFrame":

@@ -6,10 +6,12 @@ torch, and numpy only where arrays are read.
 """
 
 import csv
+import functools
 import io
 import json
 import math
 import os
+import re
 import stat
 import zipfile
 import zlib
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 LARGEST = 2**30  # bytes of a file
 LARGEST_CONFIG = 2**20
+LARGEST_IN_SECTIONS = 2**16  # as sections are remembered
 DEEPEST = 40  # lists and mappings within one another
 PLAIN = (str, int, float, bool, type(None))
 
@@ -75,8 +78,33 @@ def read_json(path: Readable) -> dict[str, Any]:
 
 
 def read_yaml(path: Readable) -> dict[str, Any]:
-    """Read a YAML mapping of plain values; aliases, tags and dates are refused."""
+    """Read a YAML mapping of plain values; aliases, tags and dates are refused. What it returns is not to be changed.
+
+    Runs share most sections of their configs, so a section that was read before is not read again. A file that does not
+    fall into sections, keys of the first level with what is below them, is read in one piece, and so is a damaged one.
+    """
     text = read_text(path, LARGEST_CONFIG)
+    if _NO_SECTION.search(text) or len(text) > LARGEST_IN_SECTIONS:
+        return _read_whole(path, text)
+    content: dict[str, Any] = {}
+    try:
+        for section in _SECTION.split(text)[1:]:
+            content |= _read_section(section)
+    except (DamagedError, yaml.YAMLError, ValueError):
+        return _read_whole(path, text)
+    return content
+
+
+_SECTION = re.compile(r"^(?=[A-Za-z_])", re.MULTILINE)
+_NO_SECTION = re.compile(r"\A[^A-Za-z_]|\A\Z|^(?![A-Za-z_ \n]|- |\Z)", re.MULTILINE)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_section(text: str) -> dict[str, Any]:
+    return _read_whole(Path("section"), text)
+
+
+def _read_whole(path: Readable, text: str) -> dict[str, Any]:
     try:
         _check_events(path, text)
         content: Any = yaml.load(text, _LOADER)

@@ -257,6 +257,8 @@ def format_cell(value: Cell) -> str:
 def parse_cell(text: str) -> Cell:
     if not text:
         return None
+    if "." in text:  # most
+        return float(text)
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
@@ -270,6 +272,15 @@ def read_table(path: Place) -> list[dict[str, Cell]]:
     columns, rows = reading.read_table(path)
     try:
         return [dict(zip(columns, map(parse_cell, row), strict=True)) for row in rows]
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged: {error}") from None
+
+
+def _read_last(path: Path) -> dict[str, Cell]:
+    """Read the last row of a table alone."""
+    columns, rows = reading.read_table(path)
+    try:
+        return dict(zip(columns, map(parse_cell, rows[-1]), strict=True))
     except ValueError as error:
         raise DamagedError(f"{path} is damaged: {error}") from None
 
@@ -300,7 +311,7 @@ def find_changed(folder: Path, summary: Mapping[str, Any]) -> list[str]:
         return [name]
     described = notes.get("tables", {}) if summary["status"] == "done" else {}
     found = [table for table, said in described.items() if not _is_as_described(folder / table, said)]
-    if METRICS in described and METRICS not in found and read_table(folder / METRICS)[-1] != summary.get("final"):
+    if METRICS in described and METRICS not in found and _read_last(folder / METRICS) != summary.get("final"):
         found.append(SUMMARY)
     return found
 

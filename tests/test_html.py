@@ -1,6 +1,5 @@
 """The page of `bfl-report --html`: self-contained, the numbers that the runs hold, safe with any label."""
 
-import json
 import re
 from functools import cache
 from html import escape
@@ -12,7 +11,7 @@ import pytest
 
 from bfl_bench import records
 from bfl_bench.commands.report import main
-from bfl_bench.report.html import TEMPLATES
+from bfl_bench.report.html import TEMPLATES, unpack
 from tests.composing import resolve, write_run
 
 HOSTILE = '</script><b title="x">&'
@@ -52,11 +51,6 @@ def make_page(runs: Path, *options: str) -> str:
     page = runs.parent / "pages" / "page.html"
     assert main([str(runs), "--metrics", "ga", "nll", "--html", str(page), *options]) == 0
     return page.read_text()
-
-
-def data_of(page: str) -> Any:
-    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    return json.loads(text)
 
 
 class Reader(HTMLParser):
@@ -107,16 +101,16 @@ def test_the_page_holds_what_the_runs_hold(tmp_path: Path, capsys: pytest.Captur
     ]
     assert "standard deviation over seeds" in page
     assert "not finished; not in the means" in page
-    fedavg, single, _ = data_of(page)["rows"]
+    fedavg, single, _ = unpack(page)["rows"]
     assert fedavg["name"] == "alpha 0.1 · fedavg"
     assert fedavg["curves"]["rounds"] == [1, 2]
-    assert fedavg["curves"]["values"]["ga"] == [[0.5, 0.5, 0.5], [0.7, 0.55858, 0.84142]]
+    assert fedavg["curves"]["values"]["ga"] == [[0.5, 0.5, 0.5], [0.7, 0.5586, 0.8414]]
     assert fedavg["reliability"] == [[0, 0, 0], [0.8, 0.725, 40]]  # (10 * 0.5 + 30 * 0.8) / 40
     assert fedavg["clients"] == {"quartiles": [0.2, 0.2, 0.3, 0.4, 0.4], "dots": [0.2, 0.2, 0.4, 0.4], "num": 4}
     assert fedavg["seconds"] == [3.0, 3.0, 3.0]
     assert fedavg["final"]["bytes_up"] == [200, 200, 200]
     assert single["curves"]["values"]["ga"] == [[0.3], [0.4]]  # one seed has no band, a diverged run no part
-    first, second = data_of(page)["partitions"]
+    first, second = unpack(page)["partitions"]
     assert (first["title"], first["clients"], first["rows"]) == ("digits, dirichlet 0.1, seed 0", 10, [0, 1])
     assert first["cells"] == [[0, 0, 7], [1, 0, 2], [1, 1, 3]]
     assert second["rows"] == [2]
@@ -135,7 +129,7 @@ def test_best_is_bold_and_what_was_not_run_is_named(tmp_path: Path) -> None:
     assert page.count("<u>") == 4
     assert page.count(">not run<") == 2  # fedavg at 1, fedprox at 0.1
     assert "standard error over seeds" in page
-    styles = {row["name"]: (row["colour"], row["dash"]) for row in data_of(page)["rows"]}
+    styles = {row["name"]: (row["colour"], row["dash"]) for row in unpack(page)["rows"]}
     assert styles["alpha 0.1 · fola"][0] == styles["alpha 1 · fola"][0]  # a colour per method, a dash per setting
     assert styles["alpha 1 · fedprox"][1] == styles["alpha 1 · fola"][1] != styles["alpha 0.1 · fola"][1]
 
@@ -150,7 +144,7 @@ def test_page_needs_no_network_and_no_label_breaks_it(tmp_path: Path) -> None:
         name for name, attributes in tags if {"src", "href", "srcset"} & set(attributes) or name in ("link", "b")
     ]
     assert page.count("</script>") == 2
-    assert {row["find"] for row in data_of(page)["rows"]} == {f"note={HOSTILE}", "note={{js}} plain"}
+    assert {row["find"] for row in unpack(page)["rows"]} == {f"note={HOSTILE}", "note={{js}} plain"}
     assert page.count((TEMPLATES / "page.js").read_text()) == 1
     assert "{{js}} plain</td>" in page
     assert make_page(tmp_path / "runs") == page  # byte for byte
@@ -159,11 +153,11 @@ def test_page_needs_no_network_and_no_label_breaks_it(tmp_path: Path) -> None:
 def test_runs_with_little_in_them(tmp_path: Path) -> None:
     config = composed("fedavg")
     write_run(tmp_path / "runs", config, {"round": 1, "ga": 0.5, "la": None})  # no more files than an old run has
-    (row,) = data_of(make_page(tmp_path / "runs"))["rows"]
+    (row,) = unpack(make_page(tmp_path / "runs"))["rows"]
     assert (row["name"], row["seconds"], row["clients"], row["reliability"]) == ("fedavg", None, None, [])
     assert list(row["curves"]["values"]) == ["ga"]
     diverge(next((tmp_path / "runs").iterdir()))
-    data = data_of(make_page(tmp_path / "runs"))
+    data = unpack(make_page(tmp_path / "runs"))
     assert (data["columns"], data["metric"], data["partitions"], data["rows"][0]["seeds"]) == ([], "", [], 0)
 
 
@@ -172,7 +166,7 @@ def test_long_and_large_runs_are_thinned(tmp_path: Path) -> None:
     lines = [(2, client, 5, client / 1000, 1.0, 0.0) for client in range(1000)]
     records.write_table(folder / records.CLIENTS, records.CLIENTS_COLUMNS, lines)
     records.write_table(folder / records.PARTITION_COUNTS, records.PARTITION_COLUMNS, [(k, 0, 1) for k in range(1000)])
-    data = data_of(make_page(tmp_path / "runs", "--spread", "bootstrap"))
+    data = unpack(make_page(tmp_path / "runs", "--spread", "bootstrap"))
     rounds = data["rows"][0]["curves"]["rounds"]
     assert len(rounds) <= 300
     assert rounds[-1] == 700
@@ -184,7 +178,7 @@ def test_the_page_names_and_defines_columns_as_the_registry_does(tmp_path: Path)
     rows: list[dict[str, records.Cell]] = [{"round": 1, "ga": 0.5, "nll": 1.0, "nll@eaa": 1.1, "<own>": 3.0}]
     write_run(tmp_path / "runs", composed("fedavg"), *rows)
     page = make_page(tmp_path / "runs")
-    data = data_of(page)
+    data = unpack(page)
     assert data["columns"] == ["ga", "nll", "nll@eaa", "<own>"]
     assert data["labels"]["nll@eaa"] == "negative log-likelihood under eaa"
     assert (data["labels"]["ga"], data["labels"]["<own>"]) == ("global accuracy", "<own>")
@@ -219,7 +213,7 @@ def test_the_page_has_the_uncertainty_of_the_last_round_over_seeds(tmp_path: Pat
         }
         for name, (columns, lines) in tables.items():
             records.write_table(folder / name, columns, lines)
-    (row,) = data_of(make_page(tmp_path / "runs"))["rows"]
+    (row,) = unpack(make_page(tmp_path / "runs"))["rows"]
     assert row["calibrated"] == [[0.3, 0.8, 40]]
     assert row["risk"] == {"risk": [[0.5, 0.1], [1, 0.3]]}
     assert row["shift"] == {"accuracy": [[1, 0.8], [5, 0.5]], "nll": [[1, 1], [5, 2]], "ece": [[1, 0.1], [5, 0.2]]}
@@ -231,6 +225,6 @@ def test_the_page_has_the_uncertainty_of_the_last_round_over_seeds(tmp_path: Pat
 
 def test_runs_without_these_files_have_no_uncertainty(tmp_path: Path) -> None:
     make(tmp_path / "runs", "fedavg", 0, 0.2, 0.5)
-    (row,) = data_of(make_page(tmp_path / "runs"))["rows"]
+    (row,) = unpack(make_page(tmp_path / "runs"))["rows"]
     assert (row["risk"], row["shift"], row["entropy"]) == ({}, {}, {})
-    assert [bin_[2] for bin_ in row["calibrated"]] == [0, 0]
+    assert row["calibrated"] == []

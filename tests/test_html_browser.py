@@ -1,6 +1,7 @@
 """The page of `bfl-report --html` in a real browser."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,31 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any, page: Path) -> Iterator[Any]:
     """The page as it opens at a desk; no test may leave an error on the console."""
     resize(browser, 1400)
-    browser.get(page.as_uri())
+    show(browser, page)
     yield browser
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def show(browser: Any, page: Path) -> None:
+    """Open the page, and wait until its script has read the data."""
+    browser.get(page.as_uri())
+    wait_for(browser, "return document.getElementById('count').textContent !== ''")
+
+
+def wait_for(browser: Any, script: str, *arguments: object) -> None:
+    for _ in range(100):
+        if browser.execute_script(script, *arguments):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"never true: {script}")
+
+
+def look_at(browser: Any, chart: str) -> None:
+    """Scroll to a chart, and wait until it is drawn as things stand."""
+    browser.execute_script("document.querySelector(arguments[0]).scrollIntoView()", chart)
+    wait_for(browser, "return document.querySelector(arguments[0]).childElementCount > 0", chart)
+    frames = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50)))"
+    browser.execute_async_script(f"const done = arguments[0]; {frames}")
 
 
 def resize(browser: Any, width: int) -> None:
@@ -70,10 +93,10 @@ def column(browser: Any, number: int) -> list[str]:
 
 def drawn(browser: Any, chart: str) -> set[str]:
     script = "return [...document.querySelectorAll(arguments[0] + ' [data-row]')].map((mark) => mark.dataset.row)"
-    names = browser.execute_script(
-        "return JSON.parse(document.getElementById('data').textContent).rows.map((r) => r.name)"
-    )
-    return {names[int(index)] for index in browser.execute_script(script, chart)}
+    look_at(browser, chart)
+    items = "[...document.querySelectorAll('#groups li')].map((item) => [item.dataset.row, item.textContent])"
+    names = browser.execute_script(f"return Object.fromEntries({items})")
+    return {names[index] for index in browser.execute_script(script, chart)}
 
 
 def test_a_head_sorts_and_reverses(opened: Any) -> None:
@@ -104,6 +127,7 @@ def test_the_filter_and_the_legend_choose_rows(opened: Any) -> None:
     assert column(opened, 3) == ["fola"]
     for chart in ("#curves", "#reliability", "#clients", "#cost"):
         assert drawn(opened, chart) == {"alpha 0.1 · fola"}, chart
+    look_at(opened, "#partitions")
     assert len(find(opened, "#partitions figure")) == 1
     assert len(find(opened, "#groups li")) == 1
     box.clear()
@@ -129,6 +153,7 @@ def test_the_metric_selector_redraws(opened: Any) -> None:
     def lines() -> list[str]:
         return [line.get_attribute("points") for line in opened.find_elements("css selector", "#curves polyline")]
 
+    look_at(opened, "#curves")
     before = lines()
     select = opened.find_element("id", "metric")
     assert select.get_attribute("value") == "ga"
@@ -159,6 +184,7 @@ def test_labels_stay_text_and_lacking_files_are_named(opened: Any) -> None:
         "#clients": "clients.csv",
         "#partitions": "partition.csv",
     }.items():
+        look_at(opened, chart)
         text = opened.find_element("css selector", chart).text
         assert f"runs without {name}" in text
         assert HOSTILE in text
@@ -167,8 +193,35 @@ def test_labels_stay_text_and_lacking_files_are_named(opened: Any) -> None:
 @pytest.mark.parametrize("width", [400, 700, 1400])
 def test_the_page_does_not_scroll_sideways(opened: Any, page: Path, width: int) -> None:
     resize(opened, width)
-    opened.get(page.as_uri())
+    show(opened, page)
+    for chart in ("#curves", "#reliability", "#uncertainty", "#clients", "#cost", "#partitions"):
+        look_at(opened, chart)
     wide = opened.execute_script("return document.documentElement.scrollWidth")
     assert wide <= width
     ends = "return [...document.querySelectorAll(arguments[0])].map((part) => part.getBoundingClientRect().right)"
     assert max(opened.execute_script(ends, "section, figure, .chart svg")) <= width
+
+
+def test_a_page_of_many_rows_draws_what_is_seen(browser: Any, tmp_path: Path) -> None:
+    """Charts further down come when one scrolls there, strips after the first fifty when one asks, all for print."""
+    for i in range(60):
+        make(tmp_path / "runs", "fedavg", 0, 0.2, 0.5 + i / 1000, alpha=0.1 + i)
+    make_page(tmp_path / "runs")
+    resize(browser, 1400)
+    show(browser, tmp_path / "pages" / "page.html")
+    children = "return document.querySelector('#partitions').childElementCount"
+    assert browser.execute_script(children) == 0
+    look_at(browser, "#partitions")
+    assert len(find(browser, "#partitions figure")) == 12
+    assert len(drawn(browser, "#clients")) == 50
+    (button,) = find(browser, "#clients button")
+    assert button.text == "show all 60"
+    button.click()
+    assert len(drawn(browser, "#clients")) == 60
+    (box,) = find(browser, "#filter")
+    box.send_keys("alpha=0.1")
+    for chart in ("#cost", "#clients", "#curves"):  # from the last to the first
+        assert drawn(browser, chart) == {"alpha 0.1"}, chart
+    show(browser, tmp_path / "pages" / "page.html")
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script(children) > 0

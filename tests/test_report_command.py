@@ -13,9 +13,10 @@ from filelock import FileLock
 from bfl_bench import records
 from bfl_bench.commands.report import main
 from bfl_bench.identity import folder_name
+from bfl_bench.report.html import unpack
 from bfl_bench.report.listing import describe_age, list_runs
 from tests.composing import resolve, write_run
-from tests.test_html import Reader, data_of, diverge
+from tests.test_html import Reader, diverge
 
 
 @cache
@@ -129,7 +130,7 @@ def test_runs_on_stand_in_data_are_left_out_unless_asked_for(tmp_path: Path, cal
         assert "stand-in mnist" in {row[1] for row in Reader(page.read_text()).rows if len(row) > 2}
     assert "All rows are of random stand-in data: these numbers say nothing about the datasets." in text
     assert "All rows are of random stand-in data" in page.read_text()
-    assert data_of(page.read_text())["rows"][0]["name"] == "stand-in mnist"
+    assert unpack(page.read_text())["rows"][0]["name"] == "stand-in mnist"
     for kind in ("latex", "markdown"):
         assert "random stand-in data" in call(tmp_path, "--stand-in", "--format", kind, "--metrics", "ga")
     assert "stand-in mnist," in call(tmp_path, "--stand-in", "--format", "csv", "--metrics", "ga")

@@ -1,6 +1,6 @@
 """The work that every program of the benchmark does: the data, the networks, the loss. Torch only.
 
-Flower, pfl, the bare loop and bfl-bench all take the data from here; all but bfl-bench take the networks too.
+Flower, pfl, BlazeFL, the bare loop and bfl-bench all take the data from here; all but bfl-bench take the networks too.
 """
 
 import json
@@ -128,10 +128,13 @@ def _lenet() -> list[nn.Module]:
 def loss_of(work: Workload, network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The mean cross-entropy, and for Bayesian layers their KL divergence per sample of the client."""
     loss = F.cross_entropy(network(x), y)
-    if not work.bayesian:
-        return loss
+    return loss + divergence_of(work, network) if work.bayesian else loss
+
+
+def divergence_of(work: Workload, network: nn.Module) -> Tensor:
+    """The KL divergence of all Bayesian layers, per sample of the client."""
     divergences = [layer.kl() for layer in network.children() if isinstance(layer, BayesianLinear)]
-    return loss + torch.stack(divergences).sum() / work.samples
+    return torch.stack(divergences).sum() / work.samples
 
 
 @torch.inference_mode()

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from bfl_bench.evaluation import columns
 from bfl_bench.report.runs import Config, Group, Run, Stats, group_over_seeds, summarise, without
@@ -63,7 +62,10 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
 
 
 def _as_text(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
+    """Write a value so that equal ones are equal texts: as JSON, most of them without its help."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else repr(value)
 
 
 def is_below(key: str, sections: Iterable[str]) -> bool:
@@ -138,6 +140,7 @@ class Row:
     group: Group | None  # None: a combination that others suggest and nobody ran
     best_in: set[str] = field(default_factory=set)  # metrics in which a test says that it beats the others of its block
     leads_in: set[str] = field(default_factory=set)  # metrics in which its mean is the best of its block
+    _stats: dict[str, Stats | None] = field(default_factory=dict, repr=False, compare=False)  # as they are asked for
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -158,8 +161,10 @@ class Row:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def stats(self, metric: str) -> Stats | None:
-        values = self.values(metric)
-        return summarise(list(values.values())) if values else None
+        if metric not in self._stats:
+            values = self.values(metric)
+            self._stats[metric] = summarise(list(values.values())) if values else None
+        return self._stats[metric]
 
 
 def _value(run: Run, metric: str) -> float | None:
@@ -203,7 +208,7 @@ def compare(
 
 
 def _same(key: str, value: object, config: Config) -> bool:
-    return key in config and _as_text(config[key]) == _as_text(value)
+    return key in config and (config[key] is value or _as_text(config[key]) == _as_text(value))
 
 
 def _make_row(group: Group, shown: Sequence[str], keys: Keys, compared: Sequence[str]) -> Row:
@@ -269,12 +274,16 @@ def paired_p_value(ours: dict[int, float], theirs: dict[int, float], test: Test)
     if not any(differences):
         return 1.0
     if test == "wilcoxon":
-        return float(stats.wilcoxon(differences).pvalue)
+        from scipy.stats import wilcoxon  # not above: it takes longer to import than a table to make
+
+        return float(wilcoxon(differences).pvalue)
     found = summarise(differences)
     if found.std == 0:
         return 0.0  # the same difference for every seed
+    from scipy.special import stdtr
+
     # Not scipy's own test, which warns where differences are nearly the same.
-    return float(2 * stats.t.sf(abs(found.mean) / found.standard_error, len(seeds) - 1))
+    return float(2 * stdtr(len(seeds) - 1, -abs(found.mean) / found.standard_error))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -311,11 +320,11 @@ def mark_best(rows: Sequence[Row], metrics: Iterable[str], test: Test) -> list[V
         if (direction := columns.direction(metric)) is None:
             continue
         sign = 1 if direction == "up" else -1
-        for block in dict.fromkeys(row.block for row in rows):
+        for members in _by_block(rows).values():
             there = {
                 id(row): (row, sign * found.mean)
-                for row in rows
-                if row.block == block and (found := row.stats(metric)) and not math.isnan(found.mean)
+                for row in members
+                if (found := row.stats(metric)) and not math.isnan(found.mean)
             }
             if len(there) < 2:
                 continue
@@ -325,6 +334,13 @@ def mark_best(rows: Sequence[Row], metrics: Iterable[str], test: Test) -> list[V
                     row.leads_in.add(metric)
             verdicts.append(_test_best([row for row, _ in there.values()], metric, sign, test))
     return verdicts
+
+
+def _by_block(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.block, []).append(row)
+    return found
 
 
 def _test_best(there: Sequence[Row], metric: str, sign: int, test: Test) -> Verdict:
@@ -409,15 +425,41 @@ def rank(rows: Sequence[Row], metric: str) -> Ranks | None:
     everything = sorted({row.name for row in rows})
     sign = -1 if direction == "up" else 1
     table: list[list[float]] = []
-    for block in sorted({row.block for row in rows}):
-        means = {row.name: found.mean for row in rows if row.block == block and (found := row.stats(metric))}
+    for _, members in sorted(_by_block(rows).items()):
+        means = {row.name: found.mean for row in members if (found := row.stats(metric))}
         if set(means) == set(everything):
             table.append([sign * means[name] for name in everything])
     if len(table) < 3 or len(everything) < 3:
         return None
-    ranks = stats.rankdata(np.asarray(table), axis=1).mean(axis=0)
-    p_value = float(stats.friedmanchisquare(*np.asarray(table).T).pvalue)
+    ranks, p_value = friedman(table)
     num = len(everything)
-    studentized = float(stats.studentized_range.ppf(1 - SIGNIFICANT, num, np.inf)) / math.sqrt(2)
-    difference = studentized * math.sqrt(num * (num + 1) / (6 * len(table)))
+    difference = studentized_range(num) / math.sqrt(2) * math.sqrt(num * (num + 1) / (6 * len(table)))
     return Ranks(dict(zip(everything, map(float, ranks), strict=True)), p_value, difference, len(table))
+
+
+def friedman(table: Sequence[Sequence[float]]) -> tuple[list[float], float]:
+    """Rank what the columns stand for within each row, ties in the middle; the mean ranks, and Friedman's p-value."""
+    from scipy.special import chdtrc
+
+    values = np.asarray(table)
+    smaller = (values[:, :, None] > values[:, None, :]).sum(axis=2)
+    equal = (values[:, :, None] == values[:, None, :]).sum(axis=2)  # itself among them
+    ranks = smaller + (equal + 1) / 2
+    num = values.shape[1]
+    centred = ranks - (num + 1) / 2
+    statistic = (num - 1) * (centred.sum(axis=0) ** 2).sum() / ((centred**2).sum() or 1.0)
+    return ranks.mean(axis=0).tolist(), float(chdtrc(num - 1, statistic))
+
+
+def studentized_range(num: int) -> float:
+    """Find what the range of so many standard normal numbers exceeds with a chance of `SIGNIFICANT`."""
+    from scipy.special import ndtr
+
+    lowest = np.linspace(-9.0, 9.0, 1801)
+    density = np.exp(-(lowest**2) / 2) / math.sqrt(2 * math.pi) * 0.01
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        inside = num * (density * (ndtr(lowest + middle) - ndtr(lowest)) ** (num - 1)).sum()
+        low, high = (middle, high) if inside < 1 - SIGNIFICANT else (low, middle)
+    return low

@@ -1,13 +1,17 @@
 """One page of HTML out of the rows of a comparison: a table to sort and to filter, charts, definitions. No network.
 
-`page/` holds what does not depend on the runs. The table is written here; the charts are drawn in the browser, from
-data that the page carries as JSON. Only runs that did not diverge count, as in the table.
+`page/` holds what does not depend on the runs. The table is written here; the charts are drawn in the browser when they
+come into view, from data that the page carries as compressed JSON. Only runs that did not diverge count, as in the
+table.
 """
 
+import base64
+import csv
 import itertools
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -56,11 +60,22 @@ def make_page(
         "notes": "".join(f"<li>{escape(note)}</li>" for note in notes),
         "definitions": "".join(map(define, defined)),
         "shared": "".join(f"<dt>{escape(key)}</dt><dd>{escape(_text(value))}</dd>" for key, value in shared.items()),
-        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "data": _pack(data),
         "css": (TEMPLATES / "page.css").read_text(),
         "js": (TEMPLATES / "page.js").read_text(),
     }
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], (TEMPLATES / "page.html").read_text())
+
+
+def _pack(data: object) -> str:
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def unpack(page: str) -> Any:
+    """Read the data that a page carries."""
+    (packed,) = re.findall(r'id="data">(.*?)</script>', page)
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
 
 
 def define(name: str) -> str:
@@ -91,7 +106,8 @@ def make_table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> s
         mean, _, rest = text_of(row, metric, spread).replace("+-", "±").partition(" ")
         leading = f"<u>{mean}</u>" if metric in row.leads_in else mean
         shown = f"<strong>{mean}</strong>" if metric in row.best_in else leading
-        return f'<td class="number" data-value="{found.mean!r}">{shown} <span class="spread">{rest}</span></td>'
+        beside = f' <span class="spread">{rest}</span>' if rest else ""
+        return f'<td data-value="{found.mean:.7g}">{shown}{beside}</td>'
 
     lines = [
         '<th scope="col"><span class="unseen">colour</span></th>',
@@ -101,13 +117,13 @@ def make_table(rows: Sequence[Row], metrics: Sequence[str], spread: Spread) -> s
         head("diverged", "number", "runs in which a loss or a parameter became NaN or infinite"),
     ]
     text = f"<thead><tr>{''.join(lines)}</tr></thead>\n<tbody>\n"
-    for index, row in enumerate(rows):
+    for row in rows:
         cells = [f"<td>{escape(_text(value))}</td>" for value in row.label.values()]
         cells += [cell(row, metric) for metric in metrics]
-        cells += [f'<td class="number" data-value="{n}">{n}</td>' for n in (row.num_seeds, row.num_diverged)]
+        cells += [f'<td class="number">{n}</td>' for n in (row.num_seeds, row.num_diverged)]
         if row.group is None:
             cells[len(keys) :] = [f'<td colspan="{len(metrics) + 2}" class="absent">not run</td>']
-        text += f'<tr data-row="{index}"><td class="swatch"></td>{"".join(cells)}</tr>\n'
+        text += f"<tr><td></td>{''.join(cells)}</tr>\n"
     return text + "</tbody>"
 
 
@@ -150,11 +166,13 @@ def _interval(values: Iterable[records.Cell], spread: Spread, digits: int = 5) -
     known = [float(value) for value in values if value is not None and math.isfinite(value)]
     if not known:
         return None
+    if len(known) == 1:
+        return [float(f"{known[0]:.{digits}g}")]
     found = summarise(known)
     numbers = [found.mean]
-    if found.num > 1 and spread == "bootstrap":
+    if spread == "bootstrap":
         numbers += bootstrap_interval(known, 1000)
-    elif found.num > 1:
+    else:
         width = found.std if spread == "std" else found.standard_error
         numbers += [found.mean - width, found.mean + width]
     return [float(f"{number:.{digits}g}") for number in numbers]
@@ -168,7 +186,7 @@ def _curves(runs: Sequence[Run], spread: Spread) -> dict[str, Any]:
     rounds = rounds[::-1][::step][::-1]  # the last round always
     names = dict.fromkeys(name for table in tables for line in table for name in line if name != "round")
     values = {
-        name: [_interval((lines.get(number, {}).get(name) for lines in by_round), spread) for number in rounds]
+        name: [_interval([lines.get(number, {}).get(name) for lines in by_round], spread, 4) for number in rounds]
         for name in names
     }
     return {"rounds": rounds, "values": {name: found for name, found in values.items() if any(found)}}
@@ -190,11 +208,10 @@ def _last_round(path: records.Place) -> Sequence[dict[str, float]]:
     if not path.exists():
         return []
     head, *lines = reading.read_text(path).splitlines() or [""]
-    columns_ = head.split(",")
     last = f"{lines[-1].split(',')[0]}," if lines else ""
-    cells = (line.split(",") for line in lines if line.startswith(last))
+    names, *found = csv.reader([head, *(line for line in lines if line.startswith(last))])
     try:
-        return [_Line(path, zip(columns_, (float(cell or "nan") for cell in line), strict=True)) for line in cells]
+        return [_Line(path, zip(names, (float(cell or "nan") for cell in line), strict=True)) for line in found]
     except ValueError as error:
         raise DamagedError(f"{path} is damaged: {error}") from None
 
@@ -237,6 +254,8 @@ def _reliability(runs: Sequence[Run], suffix: str = "") -> list[list[float]]:
             if f"count{suffix}" in line:
                 for i, value in enumerate((line[f"confidence{suffix}"], line[f"accuracy{suffix}"], 1.0)):
                     sums[i] += line[f"count{suffix}"] * value
+    if not any(total for *_, total in bins.values()):
+        return []
     return [
         [round(s[0] / s[2], 4), round(s[1] / s[2], 4), s[2]] if s[2] else [0, 0, 0] for _, s in sorted(bins.items())
     ]
@@ -259,14 +278,20 @@ def _partitions(rows: Sequence[Row]) -> list[dict[str, Any]]:
         run = next((run for run in row.runs if (run.folder / records.PARTITION_COUNTS).exists()), None)
         if run is None:
             continue
-        cells = [
-            [int(cell or 0) for cell in line.values()]
-            for line in records.read_table(run.folder / records.PARTITION_COUNTS)
-        ]
+        _, lines = reading.read_table(run.folder / records.PARTITION_COUNTS)
         kind = [_text(run.config[key]) for key in ("partition.name", "partition.alpha") if key in run.config]
         title = f"{run.config['dataset.name']}, {' '.join(kind)}, seed {run.config['seed']}"
-        num = max([run.config.get("num_clients") or 1, *(cell[0] + 1 for cell in cells)])
-        kept = [cell for cell in cells if cell[0] < MAX_CLIENTS]
-        split = {"title": title, "clients": num, "shown": min(num, MAX_CLIENTS), "cells": kept, "rows": []}
-        found.setdefault(json.dumps([title, num, cells]), split)["rows"].append(index)
+        identity = str([title, run.config.get("num_clients"), lines])
+        if identity not in found:
+            cells = [[int(cell or 0) for cell in line] for line in lines]
+            num = max([run.config.get("num_clients") or 1, *(cell[0] + 1 for cell in cells)])
+            kept = [cell for cell in cells if cell[0] < MAX_CLIENTS]
+            found[identity] = {
+                "title": title,
+                "clients": num,
+                "shown": min(num, MAX_CLIENTS),
+                "cells": kept,
+                "rows": [],
+            }
+        found[identity]["rows"].append(index)
     return list(found.values())

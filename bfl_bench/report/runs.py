@@ -280,4 +280,5 @@ def mark(difference: float | None, ours: float | None, theirs: float | None = No
 
 
 def without(config: Config, keys: Sequence[str]) -> Config:
-    return {k: v for k, v in config.items() if not any(k == key or k.startswith(f"{key}.") for key in keys)}
+    below = tuple(f"{key}." for key in keys)
+    return {key: value for key, value in config.items() if key not in keys and not key.startswith(below)}

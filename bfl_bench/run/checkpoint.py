@@ -7,16 +7,23 @@ never believed; the run then goes on from the checkpoint before it. Nothing in i
 
 The one before is the last that was forced onto the disk, which is done every few seconds, as it can take longer than a
 short round: a power failure costs the rounds since then.
+
+The clients' private states are in memory up to a bound, those that were used last, and otherwise in these files alone.
+One that has to leave memory before the next checkpoint is written early. Only that checkpoint's manifest names its
+file: a run that is killed before goes on from the state that the last manifest names.
 """
 
 import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,19 +37,88 @@ from bfl_bench.errors import DamagedError, RunError
 from bfl_bench.method import Tensors
 from bfl_bench.reading import read_bytes
 from bfl_bench.records import CHECKPOINT, MANIFEST, PREVIOUS, SUMMARY, read_json, sync, write_bytes, write_json
-from bfl_bench.run.recorder import Notes
+from bfl_bench.run.recorder import Notes, num_bytes
 
 log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 10.0  # at least, between two checkpoints that are forced onto the disk
+MANY_FILES = 100  # that are forced onto the disk all at once, with whatever else waits for it
+LARGEST_HELD = 2**29  # bytes of private states in memory
 OWN_FILES = re.compile(r"(server-\d+|client-\d+-\d+)\.safetensors(\.tmp)?|(manifest|previous)\.json(\.tmp)?")
+
+
+File = tuple[str, str]
+"""A file's name and the sha256 of its content."""
+
+
+class Memories(Mapping[int, Tensors]):
+    """The clients' private states, of which those that were used last are in memory."""
+
+    def __init__(self, path: Path, device: torch.device, files: Mapping[int, File] | None = None) -> None:
+        self._path, self._device = path, device
+        self._files = dict(files or {})  # with the latest states, where these are in one
+        self._held: OrderedDict[int, Tensors] = OrderedDict()  # the last used at the end
+        self._num_bytes = 0
+        self._unwritten: dict[int, int] = {}  # clients whose latest state is in no file, and its round
+        self._early: set[int] = set()  # clients whose latest state is in a file that no checkpoint names yet
+
+    def __getitem__(self, client: int) -> Tensors:
+        if client not in self._held:
+            name, digest = self._files[client]
+            self._hold(client, _read(self._path / name, self._device, digest))
+        self._held.move_to_end(client)
+        return self._held[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._files.keys() | self._held.keys()))
+
+    def __len__(self) -> int:
+        return len(self._files.keys() | self._held.keys())
+
+    def put(self, client: int, round_: int, memory: Tensors) -> None:
+        """Take a client's state after a round."""
+        if client in self._held:
+            self._num_bytes -= num_bytes(self._held.pop(client))
+        self._files.pop(client, None)
+        self._early.discard(client)
+        self._unwritten[client] = round_
+        self._hold(client, memory)
+
+    def _hold(self, client: int, memory: Tensors) -> None:
+        self._held[client] = memory
+        self._num_bytes += num_bytes(memory)
+        while self._num_bytes > LARGEST_HELD and len(self._held) > 1:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what was not used for longest, which has to be in a file then."""
+        client, memory = self._held.popitem(last=False)
+        self._num_bytes -= num_bytes(memory)
+        if client in self._unwritten:
+            self._path.mkdir(exist_ok=True)
+            name = _name_file(client, self._unwritten.pop(client))
+            self._files[client] = name, write_tensors(self._path / name, memory)
+            self._early.add(client)
+
+    def unwritten(self) -> dict[int, Tensors]:
+        """List the states that a checkpoint has to write."""
+        return {client: self._held[client] for client in self._unwritten}
+
+    def early(self) -> dict[int, File]:
+        """List the files that were written since the last checkpoint."""
+        return {client: self._files[client] for client in self._early}
+
+    def settle(self, files: Mapping[int, File]) -> None:
+        """Note where a checkpoint has all states."""
+        self._files = dict(files)
+        self._unwritten, self._early = {}, set()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     round: int
     state: Tensors
-    memories: dict[int, Tensors]
+    memories: Memories
     notes: Notes
 
 
@@ -55,14 +131,24 @@ class CheckpointFolder:
         self._synced = -SYNC_SECONDS  # when
 
     def save(
-        self, round_: int, state: Tensors, changed: Mapping[int, Tensors], notes: Notes, tables: Sequence[Path] = ()
-    ) -> None:
-        """Write the server's state and the private states that changed since the last call."""
+        self,
+        round_: int,
+        state: Tensors,
+        changed: Mapping[int, Tensors],
+        notes: Notes,
+        tables: Sequence[Path] = (),
+        early: Mapping[int, File] | None = None,
+    ) -> dict[int, File]:
+        """Write the server's state and the private states that changed since the last call, but those written early.
+
+        Return the files of all private states.
+        """
         self._path.mkdir(exist_ok=True)
+        early = early or {}
         server = f"server-{round_}.safetensors"
-        own = {str(client): f"client-{client}-{round_}.safetensors" for client in changed}
-        clients = self._newest.get("clients", {}) | own
-        written = {server: write_tensors(self._path / server, state)}
+        own = {str(client): _name_file(client, round_) for client in changed}
+        clients = self._newest.get("clients", {}) | {str(client): name for client, (name, _) in early.items()} | own
+        written = dict(early.values()) | {server: write_tensors(self._path / server, state)}
         for client, memory in changed.items():
             written[own[str(client)]] = write_tensors(self._path / own[str(client)], memory)
         known = self._newest.get("sha256", {}) | written
@@ -79,14 +165,19 @@ class CheckpointFolder:
         self._unsynced |= {*written, MANIFEST}
         durable = time.monotonic() - self._synced >= SYNC_SECONDS
         if durable:
-            for path in (*tables, *(self._path / name for name in content["sha256"] if name in self._unsynced)):
-                sync(path)
+            paths = [*tables, *(self._path / name for name in content["sha256"] if name in self._unsynced)]
+            if len(paths) > MANY_FILES and sys.platform == "linux":  # which waits, as others need not
+                os.sync()
+            else:
+                for path in paths:
+                    sync(path)
         self._newest = content | {"seal": _seal(content)}
         write_json(self._path / MANIFEST, self._newest, durable)
         if durable:
             sync(self._path)
             self._unsynced, self._synced = set(), time.monotonic()
         self._tidy()
+        return _list_files(self._newest)
 
     def finish(self) -> None:
         """Drop the checkpoint before the last one: a finished run goes on from none."""
@@ -143,10 +234,13 @@ class CheckpointFolder:
         def read(file: str) -> Tensors:
             return _read(self._path / file, device, manifest["sha256"][file])
 
+        state, memories = read(manifest["server"]), Memories(self._path, device, _list_files(manifest))
+        for client in memories:
+            memories[client]  # which has to be what it was
         return Checkpoint(
             round=manifest["round"],
-            state=read(manifest["server"]),
-            memories={int(client): read(file) for client, file in manifest["clients"].items()},
+            state=state,
+            memories=memories,
             notes=_read_notes(manifest["notes"], self._path / name),
         )
 
@@ -156,6 +250,16 @@ class CheckpointFolder:
         for path in self._path.iterdir():
             if path.name not in needed and OWN_FILES.fullmatch(path.name):
                 path.unlink(missing_ok=True)
+
+
+def _name_file(client: int, round_: int) -> str:
+    return f"client-{client}-{round_}.safetensors"
+
+
+def _list_files(manifest: Mapping[str, Any]) -> dict[int, File]:
+    """List the files of the private states of a checkpoint."""
+    digests = manifest["sha256"]
+    return {int(client): (name, digests[name]) for client, name in manifest["clients"].items()}
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:

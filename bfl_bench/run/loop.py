@@ -26,7 +26,7 @@ from bfl_bench.likelihood import Bin, Prediction
 from bfl_bench.method import Method, Replies, Tensors
 from bfl_bench.rng import stream
 from bfl_bench.run import probes, shift, uncertainty, unseen
-from bfl_bench.run.checkpoint import CheckpointFolder, check_kinds
+from bfl_bench.run.checkpoint import CheckpointFolder, Memories, check_kinds
 from bfl_bench.run.observers import Observer, Position, RunInfo
 from bfl_bench.run.personal import Personal, personalise
 from bfl_bench.run.predicting import Predictor
@@ -139,8 +139,8 @@ class _Course:
         self._position = position
         self._experiment, self._worker, self._folder = experiment, worker, folder
         self._checkpoints = CheckpointFolder(folder / records.CHECKPOINT)
-        saved = self._checkpoints.load(worker.task.model.vector.device)
-        self._unsaved: dict[int, Tensors] = {}  # private states that changed since the last checkpoint
+        device = worker.task.model.vector.device
+        saved = self._checkpoints.load(device)
         has_own_test = worker.sets[TEST].own is not None
         initial = worker.method.init(worker.task, stream(experiment.seed, "init"))
         check_tensors(f"method {worker.method.name}: init returned", initial)
@@ -148,7 +148,7 @@ class _Course:
             self.finished = 0
             self._state = initial
             self._state |= {name: value for name, value in (experiment.start or {}).items() if name in self._state}
-            self._memories: dict[int, Tensors] = {}
+            self._memories = Memories(folder / records.CHECKPOINT, device)
             notes = Notes()
             self._personal = Personal.begin(worker, self._state) if has_own_test else None
         else:
@@ -180,8 +180,9 @@ class _Course:
         recorder.record_times(round_, measured, self._worker.task.model.vector.device)
         if round_ % self._experiment.checkpoint_every == 0 or round_ == self._experiment.rounds:
             notes = recorder.notes(self._personal.scores if self._personal else {})
-            self._checkpoints.save(round_, self._state, self._unsaved, notes, recorder.paths)
-            self._unsaved = {}
+            memories = self._memories
+            changed, early = memories.unwritten(), memories.early()
+            memories.settle(self._checkpoints.save(round_, self._state, changed, notes, recorder.paths, early))
         return row
 
     def _play(self, runner: Runner, round_: int) -> tuple[Measured, list[tuple[int, Tensors]]]:
@@ -207,8 +208,6 @@ class _Course:
         check_finite({**self._state, **measured.server_metrics}, f"round {round_}, server")
         measured.wall_seconds = time.perf_counter() - started
         measured.server_seconds = measured.wall_seconds - measured.waited_seconds
-        self._memories |= measured.memories
-        self._unsaved |= measured.memories
         self._recorder.count(measured)
         if self._personal is not None:
             self._personal.update(measured.replies)
@@ -283,7 +282,7 @@ class _Course:
         for reply in runner.run(broadcast, jobs):
             measured.waited_seconds += time.perf_counter() - asked
             if reply.memory:
-                measured.memories[reply.client_id] = reply.memory
+                memories.put(reply.client_id, round_, reply.memory)
             measured.bytes_up += num_bytes(reply.message)
             measured.replies.append(replace(reply, message={}, memory={}))
             self._position.reply()

@@ -48,7 +48,6 @@ class Measured:
     """What a round has measured so far, filled in while its replies arrive."""
 
     replies: list[Reply] = field(default_factory=list)  # their messages dropped
-    memories: dict[int, Tensors] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     server_metrics: dict[str, float] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from bfl_bench import records
 from bfl_bench.errors import RunError
 from bfl_bench.method import Tensors
 from bfl_bench.run import checkpoint as checkpoint_module
-from bfl_bench.run.checkpoint import Checkpoint, CheckpointFolder
+from bfl_bench.run.checkpoint import Checkpoint, CheckpointFolder, Memories
 from bfl_bench.run.loop import run
 from bfl_bench.run.recorder import Notes
 from tests.composing import choose, experiment, run_in
@@ -378,6 +378,63 @@ def test_a_run_goes_on_from_the_checkpoint_before_to_the_same_bytes(
     for name in (records.CLIENTS, records.RELIABILITY):
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not list((folder / "checkpoint").glob("previous*"))
+
+
+def test_private_states_beyond_the_bound_are_in_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_module, "LARGEST_HELD", 24)  # two states of three numbers
+    folder, memories = CheckpointFolder(path), Memories(path, CPU)
+    for client in (7, 3, 5, 1):
+        memories.put(client, 1, make_memory(client, 1))
+    assert memories.unwritten().keys() == {5, 1}
+    assert {client: name for client, (name, _) in memories.early().items()} == {
+        7: "client-7-1.safetensors",
+        3: "client-3-1.safetensors",
+    }
+    assert list(memories) == [1, 3, 5, 7]
+    assert 4 not in memories
+    assert_equal(memories[5], make_memory(5, 1))  # now it was used later than 1, which is not in a file
+    assert_equal(memories[7], make_memory(7, 1))
+    assert memories.early().keys() == {7, 3, 1}
+    memories.put(3, 2, make_memory(3, 2))  # its early file is of no use any more
+    assert CheckpointFolder(path).load(CPU) is None  # nothing names what was written early
+    for client in (7, 3, 5, 1):
+        memories.put(client, 2, make_memory(client, 2))
+    files = folder.save(2, make_state(2.0), memories.unwritten(), Notes(), early=memories.early())
+    memories.settle(files)
+    assert (memories.unwritten(), memories.early()) == ({}, {})
+    assert names(path) == {f"client-{client}-2.safetensors" for client in (7, 3, 5, 1)} | {
+        "server-2.safetensors",
+        "manifest.json",
+    }
+    for client in (7, 3, 5, 1):
+        assert_equal(memories[client], make_memory(client, 2))
+        assert_equal(load(path).memories[client], make_memory(client, 2))
+    assert memories.early() == {}  # what only has been read is not written again
+    (path / "client-7-2.safetensors").write_bytes(b"something else")
+    with pytest.raises(RunError, match=r"client-7-2\.safetensors is damaged"):
+        memories[7]
+
+
+@pytest.mark.parametrize("method", ["scaffold", "virtual"])
+def test_a_run_with_states_in_files_is_the_same_run(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between two checkpoints too, when newer states than the checkpoint's are in files already."""
+    overrides = [*choose(method), "rounds=5", "participation=0.6", "checkpoint.every=2"]
+    whole = run_in(tmp_path / "whole", *overrides)
+    expected = load(tmp_path / "whole" / "checkpoint").memories
+    monkeypatch.setattr(checkpoint_module, "LARGEST_HELD", 1)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    with pytest.raises(MemoryError):
+        run(experiment(*overrides), folder, [Killer(3, folder)])
+    assert json.loads((folder / "checkpoint" / "manifest.json").read_text())["round"] == 2
+    assert list((folder / "checkpoint").glob("client-*-3.safetensors"))  # written early
+    assert run_in(folder, *overrides) == whole
+    found = load(folder / "checkpoint").memories
+    assert found.keys() == expected.keys()
+    for client, memory in found.items():
+        assert_equal(memory, expected[client])
 
 
 @pytest.mark.parametrize("key", ["round", "server", "clients", "notes", "sha256"])

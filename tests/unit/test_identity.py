@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bfl_bench import identity as identity_module
 from bfl_bench import records
 from bfl_bench.errors import RunError
 from bfl_bench.identity import (
@@ -333,6 +334,7 @@ def test_published_steps_of_variances_are_those_before_there_were_others(method:
 def test_a_key_added_to_a_part_belongs_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the part stands; the key of the same name of another part counts, whatever its value."""
     config = resolve("method=fvb", "aggregator=wb", "eval.also_aggregate=[eaa,wb]")
+    monkeypatch.setattr(identity_module, "_sort_added", identity_module._sort_added.__wrapped__)
     monkeypatch.setitem(ADDED, "Fvb.extra", 1.0)
     monkeypatch.setitem(ADDED, "wb.extra", [])
     added = with_value(with_value(config, "method.extra", 1), "aggregator.extra", [])

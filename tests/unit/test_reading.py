@@ -235,3 +235,34 @@ def test_a_damaged_run_folder_is_one_sentence(name: str, damage: str, bfl_run: B
     assert result.err.startswith(f"bfl-run: outputs/{path.parent.name}/{name} ")
     assert result.err.endswith("; use another `out`, or force=true\n")
     assert bfl_run(*words, "force=true").code == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1\nb:\n- 1\n- {c: 2}\n\n# said\nc:\n  d: [1,\n    2]\n  e: |\n    f: 1\na: 2\n",
+        "a: 1\n'b': 2\n? c\n: 3\n",
+        "a: 1\r\nb:\r\n  c: 2\r\n",
+        "a: 'x\n\n  b: 1'\nc: 2\n",
+        "# first\na: 1\n",
+        "{a: 1,\nb: 2}\n",
+        "---\na: 1\n",
+    ],
+)
+def test_a_file_read_by_sections_is_as_in_one_piece(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes(text.encode())
+    expected = yaml.safe_load(text)
+    for _ in range(2):
+        found = reading.read_yaml(tmp_path / "config.yaml")
+        assert found == expected
+        assert list(found) == list(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [" a: 1\nb: 2\n", "a: 1\n...\nb: 2\n", "a: 1\n---\nb: 2\n", "a: x\nb\n", "a: &x 1\nb: *x\n", "a: 'x\nb: 1\n", ""],
+)
+def test_what_is_no_mapping_in_one_piece_is_none_in_sections(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(DamagedError, match=r"config\.yaml is damaged"):
+        reading.read_yaml(tmp_path / "config.yaml")

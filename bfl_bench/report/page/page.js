@@ -1,13 +1,15 @@
 "use strict";
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+(async () => {
   const byId = (id) => document.getElementById(id);
+  const packed = Uint8Array.from(atob(byId("data").textContent), (character) => character.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const data = await new Response(stream).json();
   const SVG = byId("space").namespaceURI;
   const DASHES = ["", "7 3", "2 3", "9 3 2 3", "14 4", "5 2 1 2 1 2", "1 5"];
   const CIRCLE = "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0";
   const SHAPES = [CIRCLE, "M-4.5 -4.5h9v9h-9z", "M0 -6L5.5 4.5h-11z", "M0 -6.5L6 0L0 6.5L-6 0z"];
   const FIRST = 12; // panels of a kind before one asks for more
-  const MOST_BANDS = 20;
+  const MOST_BANDS = 20, MOST_DOTS = 2000, MOST_STRIPS = 50, MOST_NAMES = 200; // that a chart has room for
   const state = { words: [], hidden: new Set(), metric: data.metric, log: false, expanded: new Set() };
 
   // Elements
@@ -138,14 +140,18 @@
     const columns = Math.max(1, Math.min(Math.floor((width + 16) / (least + 16)), Math.max(items.length, 3)));
     const own = Math.floor((width - 16 * (columns - 1)) / columns);
     const panels = add(content, "div", { class: "panels" });
-    for (const item of state.expanded.has(id) ? items : items.slice(0, FIRST)) {
+    for (const item of firstOf(content, id, items, FIRST)) {
       draw(add(panels, "figure", { style: `width:${own}px` }), own, item);
     }
-    if (items.length > FIRST && !state.expanded.has(id)) {
-      const place = add(content, "div", { class: "more" });
-      const button = add(place, "button", { type: "button" }, `show all ${items.length}`);
-      button.addEventListener("click", () => { state.expanded.add(id); drawCharts(); });
-    }
+  }
+
+  /** The first items of a kind, with a button for the others. */
+  function firstOf(content, id, items, most) {
+    if (items.length <= most || state.expanded.has(id)) return items;
+    const place = add(content, "div", { class: "more" });
+    const button = add(place, "button", { type: "button" }, `show all ${items.length}`);
+    button.addEventListener("click", () => { state.expanded.add(id); drawCharts(); });
+    return items.slice(0, most);
   }
 
   // Charts
@@ -181,10 +187,11 @@
     if (banded.length > MOST_BANDS) {
       remark(content, `The spread over seeds is drawn for up to ${MOST_BANDS} rows: filter, or choose fewer.`);
     }
+    const dotted = all.length <= MOST_DOTS;
     for (const { row, points } of lines) {
       const group = add(svg, "g", { class: "line", "data-row": row.index });
       title(add(group, "polyline", { points: path(points, 0).join(" "), ...strokeOf(row) }), row.name);
-      for (const { round, value } of points.length <= 60 ? points : points.slice(-1)) {
+      for (const { round, value } of dotted && points.length <= 60 ? points : points.slice(-1)) {
         const r = points.length <= 30 ? 3 : 2;
         const dot = add(group, "circle", { cx: x(round), cy: y(value[0]), r, fill: colourOf(row) });
         title(dot, `${row.name}\nround ${round}: ${labelOf(state.metric)} ${describe(value)}, seeds: ${row.seeds}`);
@@ -274,7 +281,7 @@
   function drawClients(content, width) {
     const rows = shown(), there = rows.filter((row) => row.clients);
     if (!there.length) remark(content, "No row to show.");
-    else addStrips(content, width, there);
+    else addStrips(content, width, firstOf(content, "clients", there, MOST_STRIPS));
     remarkLacking(content, rows.filter((row) => !row.clients && row.seeds), "runs without clients.csv");
   }
 
@@ -339,7 +346,7 @@
       add(group, "line", { ...line, x1: cx, x2: cx, y1: y(ga[1] ?? ga[0]), y2: y(ga[2] ?? ga[0]) });
       add(group, "path", { ...shapeOf(row), transform: `translate(${cx} ${cy})`, "fill-opacity": 0.85 });
     }
-    addNames(svg, points, { left: box.left, right: own, bottom: box.bottom });
+    if (points.length <= MOST_NAMES) addNames(svg, points, { left: box.left, right: own, bottom: box.bottom });
   }
 
   /** Names beside points, where there is room; the legend and the title say what the other points are. */
@@ -401,13 +408,40 @@
     }
   }
 
+  const charts = {
+    curves: drawCurves,
+    reliability: drawReliability,
+    uncertainty: drawUncertainty,
+    clients: drawClients,
+    cost: drawCost,
+    partitions: drawPartitions,
+  };
+  const seen = new Set(), stale = new Set(Object.keys(charts)); // in view; not drawn since something changed
+
+  function drawSeen() {
+    for (const id of stale) {
+      if (!seen.has(id)) continue;
+      stale.delete(id);
+      redraw(id, charts[id]);
+    }
+  }
+
+  /** Draw what is in view, and the others when they come into it. */
   function drawCharts() {
-    redraw("curves", drawCurves);
-    redraw("reliability", drawReliability);
-    redraw("uncertainty", drawUncertainty);
-    redraw("clients", drawClients);
-    redraw("cost", drawCost);
-    redraw("partitions", drawPartitions);
+    for (const id of Object.keys(charts)) stale.add(id);
+    drawSeen();
+  }
+
+  function watchCharts() {
+    const observer = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) seen[isIntersecting ? "add" : "delete"](target.id);
+      drawSeen();
+    }, { rootMargin: "200px" });
+    for (const id of Object.keys(charts)) observer.observe(byId(id));
+    window.addEventListener("beforeprint", () => {
+      for (const id of Object.keys(charts)) seen.add(id);
+      drawSeen();
+    });
   }
 
   // Table, legend, controls
@@ -427,30 +461,32 @@
       return sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en"));
     };
     const body = byId("table").tBodies[0];
-    body.append(...[...body.rows].sort((a, b) => compare(valueOf(a), valueOf(b))));
+    const lines = [...body.rows].map((line) => ({ line, value: valueOf(line) }));
+    body.append(...lines.sort((a, b) => compare(a.value, b.value)).map(({ line }) => line));
   }
 
+  let emphasised = null;
   function emphasise(index) {
+    if (index === emphasised) return;
+    emphasised = index;
     for (const mark of document.querySelectorAll(".chart [data-row]")) {
       mark.classList.toggle("dim", index !== null && mark.dataset.row !== index);
     }
   }
 
-  function watch(element, index) {
-    element.addEventListener("mouseenter", () => emphasise(String(index)));
+  function watch(element) {
+    element.addEventListener("mouseover", (event) => emphasise(event.target.closest("[data-row]")?.dataset.row ?? null));
     element.addEventListener("mouseleave", () => emphasise(null));
   }
 
   function choose() {
-    let number = 0;
-    for (const line of byId("table").tBodies[0].rows) {
-      line.hidden = !matches(data.rows[line.dataset.row]);
-      number += !line.hidden;
-    }
+    const found = data.rows.map(matches);
+    for (const line of byId("table").tBodies[0].rows) line.hidden = !found[line.dataset.row];
     for (const item of byId("groups").children) {
-      item.hidden = !matches(data.rows[item.dataset.row]);
+      item.hidden = !found[item.dataset.row];
       item.querySelector("input").checked = !state.hidden.has(Number(item.dataset.row));
     }
+    const number = found.filter(Boolean).length;
     const charted = shown().filter((row) => row.seeds).length;
     byId("count").textContent = `${number} of ${data.rows.length} rows; ${charted} in charts`;
     drawCharts();
@@ -461,22 +497,24 @@
     state.log = byId("log").checked;
     const terms = [...document.querySelectorAll("dt")].filter((term) => term.dataset.name === state.metric);
     byId("defined").textContent = terms.length ? terms[0].nextElementSibling.textContent : "";
-    redraw("curves", drawCurves);
+    stale.add("curves");
+    drawSeen();
   }
 
   data.rows.forEach((row, index) => { row.index = index; });
-  for (const line of byId("table").tBodies[0].rows) {
-    const row = data.rows[line.dataset.row];
-    if (!row.absent) addSwatch(line.cells[0], row);
-    watch(line, row.index);
-  }
+  const lines = byId("table").tBodies[0].rows;
+  data.rows.forEach((row, index) => {
+    lines[index].dataset.row = index;
+    if (!row.absent) addSwatch(lines[index].cells[0], row);
+  });
+  watch(byId("table").tBodies[0]);
+  watch(byId("groups"));
   for (const row of data.rows.filter((one) => !one.absent)) {
     const item = add(byId("groups"), "li", { "data-row": row.index }), label = add(item, "label");
     const box = add(label, "input", { type: "checkbox" });
     addSwatch(label, row);
     add(label, "span", {}, row.name + (row.seeds ? "" : " (diverged)"));
     box.addEventListener("change", () => { state.hidden[box.checked ? "delete" : "add"](row.index); choose(); });
-    watch(item, row.index);
   }
   for (const name of data.columns) add(byId("metric"), "option", { value: name }, labelOf(name));
   byId("metric").value = state.metric;
@@ -498,6 +536,7 @@
   if (window.innerWidth <= 900) byId("legend").open = false;
   choose();
   chooseMetric();
+  watchCharts();
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
     if (window.innerWidth !== width) requestAnimationFrame(drawCharts);

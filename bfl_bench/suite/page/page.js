@@ -13,7 +13,7 @@ for (const [place, head] of [...table.tHead.rows[0].cells].entries()) {
     head.setAttribute("aria-sort", descending ? "descending" : "ascending");
     const key = (row) => {
       const cell = row.cells[Math.min(place, row.cells.length - 1)];
-      return head.classList.contains("number") ? parseFloat(cell.dataset.value ?? "NaN") : cell.textContent;
+      return head.classList.contains("number") ? parseFloat(cell.dataset.value ?? cell.textContent) : cell.textContent;
     };
     const rows = [...body.rows].sort((a, b) => {
       const [x, y] = [key(a), key(b)];
