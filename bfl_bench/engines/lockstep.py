@@ -25,8 +25,8 @@ from bfl_bench.method import Tensors
 from bfl_bench.models.copies import Copies, copy_network, view_copies
 from bfl_bench.models.flat import Entry, FlatModel, Objective
 
-NUMBERS_IN_STEP = 2_000_000
-"""Parameters of all clients that go in step, so that their rows are a few megabytes."""
+NUMBERS_IN_STEP = 440_000
+"""Parameters of all clients that go in step, so that their rows stay in a cache of a few megabytes."""
 
 FEWEST_IN_STEP = 8
 """Clients, of larger networks."""
